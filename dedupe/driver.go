@@ -1,0 +1,69 @@
+package dedupe
+
+import (
+	"context"
+	"time"
+)
+
+// Record is what a store holds about a key that is done.
+type Record struct {
+	Fingerprint [32]byte
+	Reply       []byte
+	// DoneAt is when the key was committed, by the store's clock, for people.
+	DoneAt time.Time
+}
+
+// TxDriver is what a transactional store has to provide; [NewTxStore] makes a
+// [Store] of it. Orders to whoever implements one:
+//
+//   - The claim is an insert that a unique constraint decides, the first
+//     thing in the transaction. Never look first and insert later.
+//   - Retry nothing. The caller does, by Classify.
+//   - Bound every wait for a lock. A bound that ran out is ErrInProgress.
+//   - All methods may be called concurrently for different transactions.
+//   - Keep no argument after the method has returned.
+//
+// storetest.Run shows that a driver is right.
+type TxDriver[Tx any] interface {
+	// Begin opens a transaction and claims c.Key in it. It returns
+	//
+	//   - an open transaction that owns the key, a nil Record and no error; or
+	//   - the Record of the winner, when the key is done, or
+	//   - an error; ErrInProgress if another transaction holds the key and
+	//     did not end within the driver's bound.
+	//
+	// In the last two cases no transaction is left open.
+	Begin(ctx context.Context, c Claim) (Tx, *Record, error)
+	// Commit stores reply with the key, unless it is nil, and commits. It
+	// returns nil only if the server has said that the transaction is
+	// committed; an error that matches ErrUnknownOutcome if it may be, and
+	// ErrScope if the transaction is not the one that Begin opened any more,
+	// or was aborted. In any case the transaction is over, its resources are
+	// released, and using it afterwards is an error.
+	Commit(ctx context.Context, tx Tx, c Claim, reply []byte) error
+	// Rollback ends the transaction without a trace, after a failed Commit
+	// too, where it does nothing. An error means that the connection is gone,
+	// which undoes the transaction as well.
+	Rollback(ctx context.Context, tx Tx) error
+	// Conflict records that c met a key that was done with the fingerprint of
+	// prior: one record for each key and fingerprint, however often it is
+	// called.
+	Conflict(ctx context.Context, c Claim, prior Record) error
+	// Classify says what an error of this driver's database means, whichever
+	// wrapping a handler put around it.
+	Classify(err error) Class
+}
+
+// Class says what to do about an error of the database.
+type Class int
+
+const (
+	// ClassOther: the error is the statement's own.
+	ClassOther Class = iota
+	// ClassRetry: the transaction lost against another one (serialization
+	// failure, deadlock, lock time-out). Run it again, at once.
+	ClassRetry
+	// ClassUnavailable: the database cannot be reached, is starting, stopping
+	// or out of connections.
+	ClassUnavailable
+)
