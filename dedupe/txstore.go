@@ -1,0 +1,204 @@
+package dedupe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// TxOptions are the settings of [NewTxStore]. The zero value is the default.
+type TxOptions struct {
+	// Retries is how often a transaction that lost against another one
+	// (serialization failure, deadlock) is run again before its error is
+	// returned. Defaults to 5; -1 disables.
+	Retries int
+	// CommitTimeout bounds the commit, the rollback and the record of a
+	// conflict, which go on when the caller's context is done: a handler that
+	// has succeeded is not undone because its deadline passed a moment later,
+	// and a commit that is cut off would only be unknown. Defaults to 10 s.
+	CommitTimeout time.Duration
+}
+
+const (
+	defaultRetries       = 5
+	defaultCommitTimeout = 10 * time.Second
+	// firstPause is before the first run again; it doubles up to maxPause.
+	firstPause = 2 * time.Millisecond
+	maxPause   = 100 * time.Millisecond
+)
+
+// NewTxStore makes a [Store] of a driver: the state machine that all
+// transactional stores share. o may be nil. It panics if d is nil.
+func NewTxStore[Tx any](d TxDriver[Tx], o *TxOptions) Store[Tx] {
+	if d == nil {
+		panic("dedupe: NewTxStore: the driver is nil")
+	}
+	s := &txStore[Tx]{driver: d, retries: defaultRetries, commitTimeout: defaultCommitTimeout}
+	if o != nil {
+		if o.Retries != 0 {
+			s.retries = max(o.Retries, 0)
+		}
+		if o.CommitTimeout > 0 {
+			s.commitTimeout = o.CommitTimeout
+		}
+	}
+	return s
+}
+
+type txStore[Tx any] struct {
+	driver        TxDriver[Tx]
+	retries       int
+	commitTimeout time.Duration
+}
+
+// handler is the function of [Store.Once].
+type handler[Tx any] = func(ctx context.Context, tx Tx) ([]byte, error)
+
+// Once implements [Store].
+func (s *txStore[Tx]) Once(ctx context.Context, c Claim, fn func(ctx context.Context, tx Tx) ([]byte, error)) (Result, error) {
+	c, err := c.normal()
+	if err != nil {
+		return Result{}, err
+	}
+	pause := firstPause
+	for run := 0; ; run++ {
+		res, err := s.try(ctx, c, fn)
+		if err == nil || run >= s.retries || !s.again(err) {
+			return res, err
+		}
+		if err := sleep(ctx, pause/2+rand.N(pause)); err != nil {
+			return Result{}, err
+		}
+		pause = min(2*pause, maxPause)
+	}
+}
+
+// again reports whether another run may go better. A commit whose answer was
+// lost is never run again here: it may have happened, and the retry would
+// then be a duplicate that hides the outcome from the caller's own count.
+func (s *txStore[Tx]) again(err error) bool {
+	if errors.Is(err, ErrUnknownOutcome) || errors.Is(err, ErrInProgress) || errors.Is(err, ErrScope) {
+		return false
+	}
+	return s.driver.Classify(err) == ClassRetry
+}
+
+// try is one transaction.
+func (s *txStore[Tx]) try(ctx context.Context, c Claim, fn handler[Tx]) (Result, error) {
+	tx, prior, err := s.driver.Begin(ctx, c)
+	if err != nil {
+		return Result{}, s.storeError("claim", err)
+	}
+	if prior != nil {
+		return s.settled(ctx, c, *prior)
+	}
+	return s.run(ctx, c, tx, fn)
+}
+
+// settled answers a claim of a key that is done.
+func (s *txStore[Tx]) settled(ctx context.Context, c Claim, prior Record) (Result, error) {
+	if prior.Fingerprint == c.Fingerprint {
+		return Result{Outcome: Duplicate, Reply: prior.Reply}, nil
+	}
+	ctx, cancel := s.detach(ctx)
+	defer cancel()
+	if err := s.driver.Conflict(ctx, c, prior); err != nil {
+		return Result{}, s.storeError("record a conflict", err)
+	}
+	return Result{Outcome: Conflict}, nil
+}
+
+// run runs fn in tx, which owns the key, and ends tx on every path: by a
+// commit, or by a rollback if fn fails, panics, or ends its goroutine.
+func (s *txStore[Tx]) run(ctx context.Context, c Claim, tx Tx, fn handler[Tx]) (Result, error) {
+	returned := false
+	defer func() {
+		if !returned {
+			_ = s.rollback(ctx, tx) // the panic goes on, and says more
+		}
+	}()
+	reply, err := fn(ctx, tx)
+	returned = true
+	if err != nil {
+		return Result{}, s.failed(ctx, tx, err)
+	}
+	if err := s.commit(ctx, tx, c, reply); err != nil {
+		return Result{}, err
+	}
+	return Result{Outcome: Processed, Reply: reply}, nil
+}
+
+// failed rolls back after a handler's error. Whether the store or the handler
+// is to blame does not depend on how the handler wrapped what it got: when
+// the rollback fails as well the connection is gone, and that is an outage.
+func (s *txStore[Tx]) failed(ctx context.Context, tx Tx, err error) error {
+	if rb := s.rollback(ctx, tx); rb != nil {
+		return fmt.Errorf("%w: the connection was lost while the handler ran: %w (rollback: %w)", ErrUnavailable, err, rb)
+	}
+	if s.driver.Classify(err) == ClassUnavailable {
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return err
+}
+
+func (s *txStore[Tx]) commit(ctx context.Context, tx Tx, c Claim, reply []byte) error {
+	ctx, cancel := s.detach(ctx)
+	defer cancel()
+	err := s.driver.Commit(ctx, tx, c, reply)
+	if err == nil {
+		return nil
+	}
+	return s.storeError("commit", err)
+}
+
+func (s *txStore[Tx]) rollback(ctx context.Context, tx Tx) error {
+	ctx, cancel := s.detach(ctx)
+	defer cancel()
+	return s.driver.Rollback(ctx, tx)
+}
+
+// detach bounds what must be finished although ctx may be done already.
+func (s *txStore[Tx]) detach(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), s.commitTimeout)
+}
+
+// storeError puts a driver's error into one of the classes that callers act on.
+func (s *txStore[Tx]) storeError(op string, err error) error {
+	for _, known := range [...]error{ErrInProgress, ErrUnknownOutcome, ErrScope, ErrUnavailable, ErrInvalidKey} {
+		if errors.Is(err, known) {
+			return err
+		}
+	}
+	if s.driver.Classify(err) == ClassUnavailable {
+		return fmt.Errorf("%w: %s: %w", ErrUnavailable, op, err)
+	}
+	return fmt.Errorf("dedupe: %s: %w", op, err)
+}
+
+// normal validates c and fills in its defaults.
+func (c Claim) normal() (Claim, error) {
+	if err := c.Key.Validate(); err != nil {
+		return c, err
+	}
+	if c.Retain < 0 {
+		return c, fmt.Errorf("%w: Retain is %v, it must be positive", ErrInvalidClaim, c.Retain)
+	}
+	if c.Retain == 0 {
+		c.Retain = DefaultRetain
+	}
+	return c, nil
+}
+
+// sleep waits for d or returns ctx's error.
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

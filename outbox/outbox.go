@@ -1,0 +1,108 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/unecho/unecho/envelope"
+)
+
+// Appender is what a [Writer] needs of a database: it adds rows to the outbox
+// in a transaction that belongs to the caller.
+type Appender[Tx any] interface {
+	// Append adds msgs in order, in tx, and leaves tx open. The rows stand or
+	// fall with tx. An error of the database leaves tx to the caller.
+	Append(ctx context.Context, tx Tx, msgs []*envelope.Message) error
+}
+
+// Row is one message in the outbox.
+type Row struct {
+	// ID is the row's place in the order of the outbox.
+	ID int64
+	// Message is what to publish, never nil.
+	Message *envelope.Message
+	// Attempts counts the publishes of this row that the broker refused.
+	// Outages are not counted.
+	Attempts int
+	// Blocked: an earlier row of the same topic and key is held, so this one
+	// must not be published now. It is to be settled as Hold.
+	Blocked bool
+}
+
+// Lease is the right to publish. Only one relay holds it, and its Epoch rises
+// with every new holder.
+type Lease struct {
+	Owner string
+	Epoch int64
+	// For is how long the lease lasts from the moment the store answered, by
+	// the store's clock.
+	For time.Duration
+}
+
+// Action says what became of a row.
+type Action int
+
+const (
+	// Sent: the broker has acknowledged the row.
+	Sent Action = iota + 1
+	// Hold: the row cannot go now. It moves aside, with its place in the
+	// order of its key, and blocks the later rows of that key; it becomes due
+	// again after the settlement's After. A row without a key blocks nothing.
+	Hold
+	// Park: the row will not go until somebody has looked at it. It moves
+	// aside as for Hold, and is never due.
+	Park
+)
+
+// Settlement is what became of one row.
+type Settlement struct {
+	Row    Row
+	Action Action
+	// Counted: the broker refused this message, so it is an attempt.
+	Counted bool
+	// After is how long a held row waits, by the store's clock. 0 is at once.
+	After time.Duration
+	// Reason says why, for people; at most 1 KiB of it is kept. It never
+	// holds a payload.
+	Reason string
+}
+
+// Store is the relay's side of an outbox. Every method that takes a lease
+// checks its epoch in the database, and answers ErrFenced if another relay has
+// taken over or the lease has run out. Only one relay calls a Store at a time;
+// a Store may keep state between calls, and must drop it when the epoch
+// differs from the last one it saw. outboxtest.Run shows that a store is right.
+type Store interface {
+	// Acquire takes the lease if it is free or has run out, by the store's
+	// clock. ErrHeld if another owner has it. The epoch of a new lease is
+	// greater than that of every earlier one.
+	Acquire(ctx context.Context, owner string, d time.Duration) (Lease, error)
+	// Renew makes l last for l.For from now.
+	Renew(ctx context.Context, l Lease) error
+	// Read returns up to limit rows that are not settled yet, those that were
+	// held and are due first, then the others, in the order of their IDs
+	// within a topic and key. It returns the same rows again until they are
+	// settled. Every committed row is returned at some time, however late its
+	// transaction ended; no row of a rolled-back transaction ever is.
+	Read(ctx context.Context, l Lease, limit int) ([]Row, error)
+	// Settle records what became of all the rows of the last Read, in their
+	// order, in one transaction, and renews l. An error means that nothing is
+	// settled, or that the answer was lost: read again in both cases, so a
+	// row may be published again.
+	Settle(ctx context.Context, l Lease, ss []Settlement) error
+	// Release gives the lease up, so that another relay need not wait for its
+	// end. Releasing a lease that is not held any more is no error.
+	Release(ctx context.Context, l Lease) error
+}
+
+var (
+	// ErrHeld: another relay holds the lease. Stand by.
+	ErrHeld = errors.New("outbox: the lease is held by another relay")
+	// ErrFenced: the lease is not ours any more. Nothing was recorded; stop
+	// publishing and acquire anew.
+	ErrFenced = errors.New("outbox: the lease is lost")
+	// ErrInvalidMessage: the message cannot be put into an outbox. Nothing
+	// was written, and the transaction is as it was.
+	ErrInvalidMessage = errors.New("outbox: invalid message")
+)
