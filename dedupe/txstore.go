@@ -133,11 +133,20 @@ func (s *txStore[Tx]) run(ctx context.Context, c Claim, tx Tx, fn handler[Tx]) (
 // failed rolls back after a handler's error. Whether the store or the handler
 // is to blame does not depend on how the handler wrapped what it got: when
 // the rollback fails as well the connection is gone, and that is an outage.
+// But a driver may close the connection because the handler's context ended
+// in the middle of a statement, and a handler that always takes too long must
+// not pass for an outage: then the error stays the handler's.
 func (s *txStore[Tx]) failed(ctx context.Context, tx Tx, err error) error {
-	if rb := s.rollback(ctx, tx); rb != nil {
+	rb := s.rollback(ctx, tx)
+	switch {
+	case ctx.Err() != nil:
+		if errors.Is(err, ctx.Err()) {
+			return err
+		}
+		return fmt.Errorf("%w (the handler's context had ended: %w)", err, context.Cause(ctx))
+	case rb != nil:
 		return fmt.Errorf("%w: the connection was lost while the handler ran: %w (rollback: %w)", ErrUnavailable, err, rb)
-	}
-	if s.driver.Classify(err) == ClassUnavailable {
+	case s.driver.Classify(err) == ClassUnavailable:
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	return err

@@ -1,0 +1,137 @@
+package consumer
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// gate holds all deliveries back while the store or a broker is out of reach,
+// and lets one of them through from time to time to see whether it is back.
+// Without it every lane would try by itself, and an outage would be met by as
+// many connection attempts as there are messages in flight.
+type gate struct {
+	backoff Backoff
+
+	mu      sync.Mutex
+	down    bool
+	probing bool
+	tries   int
+	next    time.Time     // when the next probe may go
+	changed chan struct{} // closed and replaced whenever something changes
+}
+
+func newGate(b Backoff) *gate {
+	return &gate{backoff: b, changed: make(chan struct{})}
+}
+
+// enter waits until the gate is open, or until it is this caller's turn to
+// probe. It reports whether the caller may go on; it may not when ctx is done
+// or one of stops is closed. Whoever was let in calls pass or trip.
+func (g *gate) enter(ctx context.Context, stops ...<-chan struct{}) bool {
+	for {
+		g.mu.Lock()
+		if !g.down {
+			g.mu.Unlock()
+			return true
+		}
+		left := time.Until(g.next)
+		if !g.probing && left <= 0 {
+			g.probing = true
+			g.mu.Unlock()
+			return true
+		}
+		if g.probing {
+			left = time.Hour // the probe's end wakes us
+		}
+		changed := g.changed
+		g.mu.Unlock()
+		if !waitOr(ctx, left, changed, stops...) {
+			return false
+		}
+	}
+}
+
+// waitOpen waits until the gate is open, without ever being the probe.
+func (g *gate) waitOpen(ctx context.Context) bool {
+	for {
+		g.mu.Lock()
+		down, changed := g.down, g.changed
+		g.mu.Unlock()
+		if !down {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// pass is called when something reached the store. It reports whether the
+// gate was shut until now.
+func (g *gate) pass() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.down {
+		return false
+	}
+	g.down, g.probing, g.tries = false, false, 0
+	g.wake()
+	return true
+}
+
+// trip is called when the store was out of reach. Deliveries that were under
+// way together fail together: only the first of them, and then each probe,
+// makes the wait longer. It returns the wait, and whether the gate was open.
+func (g *gate) trip() (after time.Duration, first bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	first = !g.down
+	if !first && !g.probing {
+		return time.Until(g.next), false
+	}
+	g.down, g.probing = true, false
+	g.tries++
+	after = g.backoff.after(g.tries)
+	g.next = time.Now().Add(after)
+	g.wake()
+	return after, first
+}
+
+// leave is called instead of pass and trip when the caller was let in and did
+// not try, so that another may probe.
+func (g *gate) leave() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.probing {
+		g.probing = false
+		g.wake()
+	}
+}
+
+func (g *gate) wake() {
+	close(g.changed)
+	g.changed = make(chan struct{})
+}
+
+// waitOr waits for d or for changed, and reports false if ctx or a stop ended
+// the wait.
+func waitOr(ctx context.Context, d time.Duration, changed <-chan struct{}, stops ...<-chan struct{}) bool {
+	var stop [3]<-chan struct{}
+	copy(stop[:], stops)
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-changed:
+		return true
+	case <-ctx.Done():
+	case <-stop[0]:
+	case <-stop[1]:
+	case <-stop[2]:
+	}
+	return false
+}

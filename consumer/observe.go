@@ -1,0 +1,83 @@
+package consumer
+
+import (
+	"context"
+	"time"
+
+	"github.com/unecho/unecho/dedupe"
+)
+
+// Step names a point on the way of a delivery.
+type Step string
+
+// The steps, in the order in which a delivery passes them.
+const (
+	// StepReceive: the source handed a delivery over.
+	StepReceive Step = "receive"
+	// StepIdentify: the envelope was read, or could not be (Err).
+	StepIdentify Step = "identify"
+	// StepHandle: the handler is about to run, in a scope that owns the key.
+	StepHandle Step = "handle"
+	// StepDecide: the store has answered, with Outcome or with Err.
+	StepDecide Step = "decide"
+	// StepRetry: the delivery is tried again after Wait, here or by the broker.
+	StepRetry Step = "retry"
+	// StepPause: the store or a broker is out of reach, consumption pauses.
+	StepPause Step = "pause"
+	// StepResume: it is back.
+	StepResume Step = "resume"
+	// StepDeadLetter: the dead-letter hook was called, with success unless Err.
+	StepDeadLetter Step = "dead letter"
+	// StepAck: the delivery was acknowledged, or could not be (Err).
+	StepAck Step = "ack"
+	// StepReturn: the delivery was handed back, not started or cut short.
+	StepReturn Step = "return"
+)
+
+// Event is what an [Observer] is told. Fields that make no sense at a step
+// are zero. It never holds a payload, an identity, a key or a tenant.
+type Event struct {
+	Step Step
+	// Consumer is the name given to Wrap; empty outside of it.
+	Consumer string
+	// Position is where the broker keeps the message.
+	Position string
+	// KeyHash is a prefix of a hash of the key, for logs. Never a metric label.
+	KeyHash string
+	// Outcome is set at StepDecide when Err is nil.
+	Outcome dedupe.Outcome
+	// Attempt counts the failures of this message known here, at StepRetry
+	// and StepDeadLetter.
+	Attempt int
+	// Class says how an error was judged, at StepRetry and StepDeadLetter.
+	Class Class
+	Err   error
+	// Took is how long the step took, Wait how long until the next try.
+	Took, Wait time.Duration
+}
+
+// Observer is told what happens. Observe is called concurrently, on the path
+// of the delivery: it must be quick and must not block.
+type Observer interface {
+	Observe(ctx context.Context, e Event)
+}
+
+// ObserverFunc makes an [Observer] of a function.
+type ObserverFunc func(ctx context.Context, e Event)
+
+// Observe calls f.
+func (f ObserverFunc) Observe(ctx context.Context, e Event) { f(ctx, e) }
+
+type observerKey struct{}
+
+// withObserver lets what runs inside a handler, as Wrap does, report to the
+// observer of the Run around it.
+func withObserver(ctx context.Context, o Observer) context.Context {
+	return context.WithValue(ctx, observerKey{}, o)
+}
+
+func observe(ctx context.Context, e Event) {
+	if o, ok := ctx.Value(observerKey{}).(Observer); ok && o != nil {
+		o.Observe(ctx, e)
+	}
+}

@@ -1,0 +1,208 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/unecho/unecho/brokers"
+)
+
+// RunOptions are the settings of [Run].
+type RunOptions struct {
+	// DeadLetter takes the messages that cannot be handled: the envelope is
+	// malformed, the handler said Permanent, or its attempts are spent.
+	// Mandatory, because every default would either lose such a message or
+	// let it block what is behind it. See DeadLetterTo and Discard.
+	DeadLetter DeadLetter
+	// Concurrency is how many handlers run at once. Deliveries of one lane
+	// (a Kafka partition) never do. Defaults to 16.
+	Concurrency int
+	// MaxInFlight is how many deliveries may be received and not settled,
+	// beside the source's own bound. Defaults to 1024, at least Concurrency.
+	MaxInFlight int
+	// MaxAttempts is after how many failures of the handler a message goes to
+	// the dead letters. Outages, unknown commits, messages in progress
+	// elsewhere and handlers that were cut short by a drain are no failures.
+	// Defaults to 10; -1 is no limit.
+	MaxAttempts int
+	// Backoff is the wait between the attempts at a message, and between
+	// probes during an outage.
+	Backoff Backoff
+	// HandlerTimeout bounds one run of the handler: its context ends then,
+	// and the run counts as failed. Defaults to 1 minute; -1 is no bound.
+	HandlerTimeout time.Duration
+	// Grace is how long running handlers may go on after Run's context is
+	// done, under a context that is not. Then they are cancelled.
+	// Defaults to 20 s.
+	Grace time.Duration
+	// Observer is told what happens. Defaults to none.
+	Observer Observer
+}
+
+// cancelGrace is how long handlers that were cancelled have to return.
+const cancelGrace = 5 * time.Second
+
+// errDraining is why a handler's context ends after the grace.
+var errDraining = errors.New("consumer: the grace of the shutdown is over")
+
+// ErrHandlerStuck is matched by the error of Run when a handler did not return
+// although its context had ended: its goroutine and its delivery are left
+// behind, and the process should exit. The delivery will come back.
+var ErrHandlerStuck = errors.New("consumer: a handler does not return")
+
+// Run receives from src and hands what it gets to h, until ctx is done or src
+// cannot go on, and settles every delivery by the answer:
+//
+//   - nil: acknowledged.
+//   - a failure: tried again after a back-off, by the broker if it can wait
+//     (brokers.Nacker) and there is no order to keep, otherwise here, with the
+//     lane waiting behind it. When the attempts are spent: dead-lettered.
+//   - malformed or permanent: dead-lettered at once.
+//   - in progress elsewhere, unknown commit: tried again, no attempt spent.
+//   - an outage of the store or of a broker: consumption pauses, and one
+//     delivery probes until it is back. No attempt is spent, nothing is
+//     dead-lettered.
+//
+// When ctx is done Run drains: it stops receiving, hands back what was not
+// started, lets running handlers finish until the grace ends, cancels them,
+// and settles what they did. It then closes src, which is Run's from the
+// start. Run returns nil after a drain that ctx asked for, an error that
+// matches ErrHandlerStuck if a handler did not return, what ended the source
+// otherwise, or, before anything is received, what is wrong with o.
+// All its goroutines have ended then, but for those of stuck handlers.
+func Run(ctx context.Context, src brokers.Source, h Handler, o *RunOptions) error {
+	r, err := newRunner(src, h, o)
+	if err != nil {
+		return err
+	}
+	ctx = r.observed(ctx)
+	if d, ok := src.(brokers.Demander); ok {
+		d.Demand(r.o.Concurrency)
+	}
+	received := r.receive(ctx)
+	stuck := r.drain()
+	closed := src.Close()
+	switch {
+	case stuck != nil:
+		return stuck
+	case received != nil && ctx.Err() == nil:
+		return fmt.Errorf("consumer: receive: %w", received)
+	case closed != nil:
+		return fmt.Errorf("consumer: close the source: %w", closed)
+	}
+	return nil
+}
+
+func newRunner(src brokers.Source, h Handler, o *RunOptions) (*runner, error) {
+	switch {
+	case src == nil:
+		return nil, errors.New("consumer: Run: the source is nil")
+	case h == nil:
+		return nil, errors.New("consumer: Run: the handler is nil")
+	case o == nil || o.DeadLetter == nil:
+		return nil, errors.New("consumer: Run: RunOptions.DeadLetter is nil: say where messages go that cannot be handled, " +
+			"with consumer.DeadLetterTo(publisher, topic), or lose them with consumer.Discard")
+	}
+	r := &runner{src: src, h: h, o: *o, failures: newAttempts(), lanes: make(map[string]*lane), draining: make(chan struct{})}
+	r.defaults()
+	r.nacker, _ = src.(brokers.Nacker)
+	r.gate = newGate(r.o.Backoff)
+	r.workers = make(chan struct{}, r.o.Concurrency)
+	r.inFlight = make(chan struct{}, r.o.MaxInFlight)
+	return r, nil
+}
+
+func (r *runner) defaults() {
+	if r.o.Concurrency <= 0 {
+		r.o.Concurrency = 16
+	}
+	if r.o.MaxInFlight <= 0 {
+		r.o.MaxInFlight = 1024
+	}
+	r.o.MaxInFlight = max(r.o.MaxInFlight, r.o.Concurrency)
+	if r.o.MaxAttempts == 0 {
+		r.o.MaxAttempts = 10
+	}
+	if r.o.HandlerTimeout == 0 {
+		r.o.HandlerTimeout = time.Minute
+	}
+	if r.o.Grace <= 0 {
+		r.o.Grace = 20 * time.Second
+	}
+	r.o.Backoff = r.o.Backoff.normal()
+}
+
+// runner is one Run.
+type runner struct {
+	src    brokers.Source
+	nacker brokers.Nacker // nil where the broker cannot wait
+	h      Handler
+	o      RunOptions
+
+	gate     *gate
+	failures *attempts
+	workers  chan struct{} // a token for each handler that runs
+	inFlight chan struct{} // a token for each delivery that is not settled
+	draining chan struct{} // closed when nothing is to be started any more
+
+	base   context.Context         // of handlers: never ended by Run's ctx
+	cancel context.CancelCauseFunc // ends base, when the grace is over
+
+	wg    sync.WaitGroup // of lanes
+	mu    sync.Mutex
+	lanes map[string]*lane
+}
+
+// observed makes the contexts: the caller's for receiving, and for handlers
+// one that outlives it.
+func (r *runner) observed(ctx context.Context) context.Context {
+	if r.o.Observer != nil {
+		ctx = withObserver(ctx, r.o.Observer)
+	}
+	r.base, r.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	return ctx
+}
+
+// receive hands deliveries to their lanes until ctx is done or the source
+// cannot go on.
+func (r *runner) receive(ctx context.Context) error {
+	for {
+		if !r.gate.waitOpen(ctx) {
+			return ctx.Err()
+		}
+		select {
+		case r.inFlight <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		d, err := r.src.Receive(ctx)
+		if err != nil {
+			return err
+		}
+		observe(ctx, Event{Step: StepReceive, Position: d.Message.Position, Attempt: d.Attempt})
+		r.dispatch(d)
+	}
+}
+
+// drain ends the run: see Run.
+func (r *runner) drain() error {
+	close(r.draining)
+	defer r.cancel(errDraining)
+	idle := make(chan struct{})
+	go func() { r.wg.Wait(); close(idle) }()
+	if closedWithin(idle, r.o.Grace) {
+		return nil
+	}
+	r.cancel(errDraining)
+	if closedWithin(idle, cancelGrace) {
+		return nil
+	}
+	return fmt.Errorf("%w, %v after its context ended", ErrHandlerStuck, cancelGrace)
+}
+
+func closedWithin(c <-chan struct{}, d time.Duration) bool {
+	return !wait(context.Background(), d, c)
+}

@@ -1,0 +1,252 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"runtime/debug"
+	"time"
+
+	"github.com/unecho/unecho/brokers"
+	"github.com/unecho/unecho/envelope"
+)
+
+// settleTimeout bounds one Ack, Nack or Return.
+const settleTimeout = 10 * time.Second
+
+// settle brings d to its end: one of ack, nack, return, or nothing when the
+// claim on it is lost.
+func (r *runner) settle(d *brokers.Delivery) {
+	defer func() { <-r.inFlight }()
+	j := &job{runner: r, d: d, failures: r.failures.get(d.Message.Position)}
+	settled := false
+	defer func() {
+		if !settled { // the handler ended its goroutine
+			j.giveBack()
+		}
+	}()
+	ctx, cancel := context.WithCancelCause(r.base)
+	defer cancel(nil)
+	if d.Lost != nil {
+		stop := make(chan struct{})
+		defer close(stop)
+		go func() {
+			select {
+			case <-d.Lost:
+				cancel(brokers.ErrLost)
+			case <-stop:
+			}
+		}()
+	}
+	j.ctx = ctx
+	j.run()
+	settled = true
+}
+
+// job is the work on one delivery.
+type job struct {
+	*runner
+	ctx      context.Context // of the handler: ends with the grace or the claim
+	d        *brokers.Delivery
+	failures int // of the handler on this message
+	delays   int // tries that were nobody's failure, in a row
+}
+
+// run tries until the delivery is settled.
+func (j *job) run() {
+	for {
+		ran, err := j.try()
+		if !ran || cutShort(j.ctx, err) {
+			j.giveBack()
+			return
+		}
+		if j.judge(err) {
+			return
+		}
+	}
+}
+
+// try runs the handler once, when it is its turn. It reports false if the
+// handler is not to be started: the run drains, or the source wants d back.
+func (j *job) try() (ran bool, err error) {
+	if !j.gate.enter(j.ctx, j.draining, j.d.Stopping) {
+		return false, nil
+	}
+	if !j.takeWorker() {
+		j.gate.leave()
+		return false, nil
+	}
+	defer func() { <-j.workers }()
+	err = j.handle()
+	j.report(err)
+	return true, err
+}
+
+// takeWorker waits for a free worker. When a worker and a reason to stop come
+// together, the reason wins.
+func (j *job) takeWorker() bool {
+	select {
+	case j.workers <- struct{}{}:
+	case <-j.draining:
+		return false
+	case <-j.d.Stopping:
+		return false
+	case <-j.ctx.Done():
+		return false
+	}
+	if closed(j.draining) || closed(j.d.Stopping) || j.ctx.Err() != nil {
+		<-j.workers
+		return false
+	}
+	return true
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// handle calls the handler under its time-out and makes an error of a panic.
+func (j *job) handle() (err error) {
+	ctx := j.ctx
+	if j.o.HandlerTimeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, j.o.HandlerTimeout)
+		defer cancel()
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			err = &PanicError{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return j.h.Handle(ctx, j.d.Message)
+}
+
+// report tells the gate what the handler met.
+func (j *job) report(err error) {
+	if Classify(err) != ClassUnavailable {
+		if j.gate.pass() {
+			observe(j.ctx, Event{Step: StepResume})
+		}
+		return
+	}
+	if after, first := j.gate.trip(); first {
+		observe(j.ctx, Event{Step: StepPause, Class: ClassUnavailable, Err: err, Wait: after})
+	}
+}
+
+// judge settles d by the handler's answer, and reports false if it is to be
+// tried again here.
+func (j *job) judge(err error) (settled bool) {
+	class := Classify(err)
+	switch class {
+	case ClassNone:
+		j.ack()
+		return true
+	case ClassMalformed, ClassPermanent:
+		return j.bury(class, err)
+	case ClassFailed:
+		j.failures++
+		if j.o.MaxAttempts > 0 && j.failures >= j.o.MaxAttempts {
+			return j.bury(class, err)
+		}
+		return j.again(class, err, j.o.Backoff.after(j.failures))
+	case ClassUnavailable:
+		return false // the gate makes it wait
+	}
+	j.delays++
+	return j.again(class, err, j.o.Backoff.after(j.delays))
+}
+
+// again has d tried again after a while: by the broker where it can wait and
+// nothing behind d has to wait with it, otherwise here. An unknown commit is
+// always tried here, since whoever asks next is told, and it is soon.
+func (j *job) again(class Class, err error, after time.Duration) (settled bool) {
+	observe(j.ctx, Event{Step: StepRetry, Position: j.d.Message.Position, Class: class, Err: err, Attempt: j.failures, Wait: after})
+	if j.nacker != nil && j.d.Lane == "" && class != ClassUnknown {
+		j.remember()
+		j.nack(after)
+		return true
+	}
+	if !wait(j.ctx, after, j.draining, j.d.Stopping) {
+		j.giveBack()
+		return true
+	}
+	return false
+}
+
+// remember keeps the count for the next delivery, which may come to us.
+func (j *job) remember() {
+	if j.failures > 0 && j.d.Message.Position != "" {
+		j.runner.failures.set(j.d.Message.Position, j.failures)
+	}
+}
+
+// bury hands the message to the dead letters, again and again until they have
+// it, and acknowledges it then. The handler does not run again meanwhile.
+func (j *job) bury(class Class, err error) (settled bool) {
+	f := &Failure{Message: j.d.Message, Class: class, Reason: string(class), Attempts: j.failures, Err: err}
+	if why := envelope.Reason(err); why != "" && class == ClassMalformed {
+		f.Reason = why
+	}
+	for n := 1; ; n++ {
+		dead := j.deadLetter(f)
+		observe(j.ctx, Event{Step: StepDeadLetter, Position: j.d.Message.Position, Class: class, Attempt: j.failures, Err: dead})
+		if dead == nil {
+			j.ack()
+			return true
+		}
+		if !wait(j.ctx, j.o.Backoff.after(n), j.draining, j.d.Stopping) {
+			j.giveBack()
+			return true
+		}
+	}
+}
+
+// deadLetter calls the hook once, bounded and guarded as a handler is.
+func (j *job) deadLetter(f *Failure) (err error) {
+	ctx, cancel := context.WithTimeout(j.ctx, settleTimeout)
+	defer cancel()
+	defer func() {
+		if v := recover(); v != nil {
+			err = &PanicError{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return j.o.DeadLetter(ctx, f)
+}
+
+// ack settles d as done. When that fails nothing is lost: d comes back, is
+// recognised, and is acknowledged then.
+func (j *job) ack() {
+	j.runner.failures.forget(j.d.Message.Position)
+	ctx, cancel := j.detached()
+	defer cancel()
+	start := time.Now()
+	err := j.src.Ack(ctx, j.d)
+	observe(j.ctx, Event{Step: StepAck, Position: j.d.Message.Position, Err: err, Took: time.Since(start)})
+}
+
+func (j *job) nack(after time.Duration) {
+	ctx, cancel := j.detached()
+	defer cancel()
+	if err := j.nacker.Nack(ctx, j.d, after); err != nil && !errors.Is(err, brokers.ErrLost) {
+		observe(j.ctx, Event{Step: StepReturn, Position: j.d.Message.Position, Err: err})
+	}
+}
+
+// giveBack hands d back as not done.
+func (j *job) giveBack() {
+	j.remember()
+	ctx, cancel := j.detached()
+	defer cancel()
+	err := j.src.Return(ctx, j.d)
+	observe(j.ctx, Event{Step: StepReturn, Position: j.d.Message.Position, Err: err})
+}
+
+// detached is the context of settling, which goes on when the handler's ends.
+func (j *job) detached() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(j.ctx), settleTimeout)
+}

@@ -1,0 +1,110 @@
+package consumer
+
+import (
+	"context"
+	"time"
+
+	"github.com/unecho/unecho/dedupe"
+	"github.com/unecho/unecho/envelope"
+)
+
+// Options are the settings of [Wrap]. The zero value, and nil, is the default.
+type Options struct {
+	// Extractor tells which event a message carries. Defaults to
+	// envelope.CloudEvents.
+	Extractor envelope.Extractor
+	// Tenant is part of every key. It is a setting, because a tenant that a
+	// payload names is one that any producer can name. Defaults to none.
+	Tenant string
+	// Retain is how long a key is kept after it is done. It must outlast
+	// every redelivery that the broker can still make and every replay that
+	// you will ask for. Defaults to dedupe.DefaultRetain.
+	Retain time.Duration
+}
+
+// Wrap makes a [Handler] of h that runs at most once for each event: the
+// event's key is recorded in the scope that h works in, so that both are
+// durable or neither is. A delivery of an event that is done already is
+// answered with nil, and h does not run; so is an event that reuses an
+// identity for another content, after the conflict was recorded.
+//
+// name is the logical consumer and part of every key: two handlers with
+// different names both get the event, and renaming a handler makes it see
+// every event anew. h gets the decoded message, must not keep the scope, and
+// may be run again when it fails or its transaction loses against another.
+// It may be called concurrently.
+//
+// The Handler's error matches envelope.ErrNoID or envelope.ErrMalformed for an
+// envelope that names no event, and is otherwise what [dedupe.Store] Once
+// returns. Wrap panics if name is empty or st or h is nil.
+func Wrap[S any](name string, st dedupe.Store[S], h func(ctx context.Context, scope S, m *envelope.Message) error, o *Options) Handler {
+	switch {
+	case name == "":
+		panic("consumer: Wrap: the name is empty; every consumer needs one of its own")
+	case st == nil:
+		panic("consumer: Wrap: the store is nil")
+	case h == nil:
+		panic("consumer: Wrap: the handler is nil")
+	}
+	w := wrapped{name: name}
+	if o != nil {
+		w.Options = *o
+	}
+	if w.Extractor == nil {
+		w.Extractor = envelope.CloudEvents()
+	}
+	// The type parameter ends here: everything around a handler is the same
+	// for every kind of scope.
+	w.once = func(ctx context.Context, c dedupe.Claim, m *envelope.Message) (dedupe.Result, error) {
+		return st.Once(ctx, c, func(ctx context.Context, scope S) ([]byte, error) {
+			observe(ctx, Event{Step: StepHandle, Consumer: name, Position: m.Position})
+			return nil, h(ctx, scope, m)
+		})
+	}
+	return &w
+}
+
+type wrapped struct {
+	Options
+	name string
+	once func(ctx context.Context, c dedupe.Claim, m *envelope.Message) (dedupe.Result, error)
+}
+
+// Handle implements [Handler].
+func (w *wrapped) Handle(ctx context.Context, raw *envelope.Message) error {
+	claim, m, err := w.identify(raw)
+	if err != nil {
+		observe(ctx, Event{Step: StepIdentify, Consumer: w.name, Position: raw.Position, Err: err})
+		return err
+	}
+	hash := claim.Key.String()
+	observe(ctx, Event{Step: StepIdentify, Consumer: w.name, Position: raw.Position, KeyHash: hash})
+	start := time.Now()
+	res, err := w.once(ctx, claim, m)
+	observe(ctx, Event{Step: StepDecide, Consumer: w.name, Position: raw.Position, KeyHash: hash,
+		Outcome: res.Outcome, Err: err, Took: time.Since(start)})
+	return err
+}
+
+// identify reads the envelope: whose event it is, and what the handler sees.
+func (w *wrapped) identify(raw *envelope.Message) (dedupe.Claim, *envelope.Message, error) {
+	id, err := w.Extractor.Identify(raw)
+	if err != nil {
+		return dedupe.Claim{}, nil, err
+	}
+	m := raw
+	if d, ok := w.Extractor.(envelope.Decoder); ok {
+		if m, err = d.Decode(raw); err != nil {
+			return dedupe.Claim{}, nil, err
+		}
+	}
+	key := dedupe.Key{Tenant: w.Tenant, Consumer: w.name, Source: id.Source, ID: id.ID}
+	if err := key.Validate(); err != nil {
+		return dedupe.Claim{}, nil, err
+	}
+	// A tombstone and an empty payload have one fingerprint: not every broker
+	// can tell them apart, and a copy must not become a conflict on its way
+	// through one that cannot.
+	fp := dedupe.Fingerprint(key, []byte(m.Type), m.Body)
+	return dedupe.Claim{Key: key, Fingerprint: fp, Retain: w.Retain}, m, nil
+}
