@@ -83,14 +83,14 @@ choose_ports() {
 write_env() {
 	local url=${given_postgres:-postgres://unecho@127.0.0.1:$PORT_PG/unecho?sslmode=disable}
 	cat >"$env.new" <<-END
-		UNECHO_POSTGRES_URL=$url
-		UNECHO_REDIS_ADDR=${given_redis:-127.0.0.1:$PORT_REDIS}
-		UNECHO_NATS_URL=${given_nats:-nats://127.0.0.1:$PORT_NATS}
-		UNECHO_KAFKA_BROKERS=${given_kafka:-127.0.0.1:$PORT_KAFKA}
-		UNECHO_PG_BIN=$(pg_bin || true)
-		UNECHO_REDIS_SERVER=$(command -v redis-server || true)
-		UNECHO_NATS_SERVER=$dir/bin/nats-server
-		UNECHO_KAFKA_LIBS=$dir/kafka/libs
+		UNECHO_POSTGRES_URL='$url'
+		UNECHO_REDIS_ADDR='${given_redis:-127.0.0.1:$PORT_REDIS}'
+		UNECHO_NATS_URL='${given_nats:-nats://127.0.0.1:$PORT_NATS}'
+		UNECHO_KAFKA_BROKERS='${given_kafka:-127.0.0.1:$PORT_KAFKA}'
+		UNECHO_PG_BIN='$(pg_bin || true)'
+		UNECHO_REDIS_SERVER='$(command -v redis-server || true)'
+		UNECHO_NATS_SERVER='$dir/bin/nats-server'
+		UNECHO_KAFKA_LIBS='$dir/kafka/libs'
 		END
 	mv "$env.new" "$env"
 }

@@ -1,0 +1,48 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"syscall"
+	"testing"
+
+	"github.com/unecho/unecho/brokers"
+	"github.com/unecho/unecho/dedupe"
+	"github.com/unecho/unecho/envelope"
+)
+
+func TestClassify(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want Class
+	}{
+		{nil, ClassNone},
+		{errBoom, ClassFailed},
+		{context.DeadlineExceeded, ClassFailed},
+		{&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, ClassUnavailable},
+		{&net.DNSError{IsTemporary: true}, ClassUnavailable},
+		{&net.DNSError{IsNotFound: true}, ClassFailed},
+		{fmt.Errorf("x: %w", brokers.ErrUnavailable), ClassUnavailable},
+		// An outage is one however it is wrapped.
+		{Permanent(fmt.Errorf("x: %w", dedupe.ErrUnavailable)), ClassUnavailable},
+		{fmt.Errorf("%w: %w", dedupe.ErrUnavailable, Permanent(errBoom)), ClassUnavailable},
+		{fmt.Errorf("%w: %w", dedupe.ErrUnknownOutcome, syscall.ECONNRESET), ClassUnknown},
+		{dedupe.ErrInProgress, ClassInProgress},
+		{dedupe.ErrScope, ClassFailed},
+		{Permanent(errBoom), ClassPermanent},
+		{envelope.ErrNoID, ClassMalformed},
+		{&PanicError{Value: "x"}, ClassFailed},
+	} {
+		if got := Classify(c.err); got != c.want {
+			t.Errorf("Classify(%v) = %q, want %q", c.err, got, c.want)
+		}
+	}
+	if Permanent(nil) != nil {
+		t.Error("Permanent(nil) is not nil")
+	}
+	if !errors.Is(Permanent(errBoom), errBoom) {
+		t.Error("Permanent hides the error")
+	}
+}

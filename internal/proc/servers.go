@@ -1,0 +1,233 @@
+package proc
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/segmentio/kafka-go"
+
+	"github.com/unecho/unecho/internal/testenv"
+)
+
+// Server is a server of a test's own, on a port and in a data folder that
+// stay when it is killed and started again.
+type Server struct {
+	// Addr is host:port; URL is what a client wants.
+	Addr, URL string
+	*Process
+	start func() *Process
+	probe func(context.Context) error
+	t     testing.TB
+}
+
+// Restart starts the server again after Kill, and waits until it serves.
+func (s *Server) Restart() {
+	s.t.Helper()
+	s.Process = s.start()
+	s.Ready()
+}
+
+// Boot starts the server again after Kill, and does not wait.
+func (s *Server) Boot() { s.Process = s.start() }
+
+// Ready waits until the server serves.
+func (s *Server) Ready() {
+	s.t.Helper()
+	ready(s.t, s.Process, 60*time.Second, s.probe)
+}
+
+func freePort(t testing.TB) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// StartNATS starts a nats-server with JetStream that syncs every write.
+func StartNATS(t testing.TB) *Server {
+	t.Helper()
+	program, port, dir := testenv.Get(t, "UNECHO_NATS_SERVER"), freePort(t), t.TempDir()
+	conf := filepath.Join(dir, "nats.conf")
+	write(t, conf, fmt.Sprintf("listen: \"127.0.0.1:%d\"\njetstream { store_dir: %q, max_mem: 64M, max_file: 4G, sync_interval: always }\n", port, dir))
+	s := &Server{t: t, Addr: fmt.Sprint("127.0.0.1:", port), URL: fmt.Sprint("nats://127.0.0.1:", port)}
+	s.start = func() *Process { return Start(t, nil, program, "-c", conf) }
+	s.probe = func(context.Context) error {
+		nc, err := nats.Connect(s.URL, nats.Timeout(time.Second))
+		if err != nil {
+			return err
+		}
+		defer nc.Close()
+		js, err := nc.JetStream(nats.MaxWait(time.Second))
+		if err != nil {
+			return err
+		}
+		_, err = js.AccountInfo()
+		return err
+	}
+	s.Restart()
+	return s
+}
+
+// StartKafka starts one combined KRaft node.
+func StartKafka(t testing.TB) *Server {
+	t.Helper()
+	libs, dir := testenv.Get(t, "UNECHO_KAFKA_LIBS")+"/*", t.TempDir()
+	port, controller := freePort(t), freePort(t)
+	conf := filepath.Join(dir, "server.properties")
+	run(t, filepath.Join(testenv.Root(), "internal/services/kafka/config.sh"), filepath.Join(dir, "data"), "127.0.0.1",
+		strconv.Itoa(port), strconv.Itoa(controller), conf, filepath.Join(dir, "log4j2.properties"))
+	lines := strings.Fields(run(t, "java", "-cp", libs, "kafka.tools.StorageTool", "random-uuid"))
+	run(t, "java", "-cp", libs, "kafka.tools.StorageTool", "format", "-t", lines[len(lines)-1], "-c", conf)
+	s := &Server{t: t, Addr: fmt.Sprint("127.0.0.1:", port)}
+	s.URL = s.Addr
+	s.start = func() *Process {
+		return Start(t, nil, "java", "-Xms128m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+			"-Dlog4j2.configurationFile="+filepath.Join(dir, "log4j2.properties"), "-cp", libs, "kafka.Kafka", conf)
+	}
+	s.probe = func(ctx context.Context) error { return kafkaServes(ctx, s.Addr) }
+	s.Restart()
+	return s
+}
+
+// kafkaServes is content when a produce over a new connection went through.
+func kafkaServes(ctx context.Context, addr string) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	tr := &kafka.Transport{DialTimeout: time.Second, MetadataTTL: time.Second}
+	defer tr.CloseIdleConnections()
+	c := &kafka.Client{Addr: kafka.TCP(addr), Transport: tr, Timeout: time.Second}
+	_, err := c.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{Topic: "probe", NumPartitions: 1, ReplicationFactor: 1}}})
+	if err != nil {
+		return err
+	}
+	res, err := c.Produce(ctx, &kafka.ProduceRequest{Topic: "probe", RequiredAcks: kafka.RequireAll,
+		Records: kafka.NewRecordReader(kafka.Record{Value: kafka.NewBytes([]byte("x"))})})
+	if err != nil {
+		return err
+	}
+	return res.Error
+}
+
+// StartPostgres starts a PostgreSQL server with a database of its own.
+func StartPostgres(t testing.TB) *Server {
+	t.Helper()
+	bin, port := testenv.Get(t, "UNECHO_PG_BIN"), freePort(t)
+	dir, err := os.MkdirTemp("", "unecho-pg-") // not below the test's folder: the user postgres must reach it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	as := postgresUser(t, dir)
+	data := filepath.Join(dir, "data")
+	run(t, as[0], append(as[1:], filepath.Join(bin, "initdb"), "-D", data, "-U", "unecho", "--auth=trust", "-E", "UTF8", "--locale=C", "--no-sync")...)
+	s := &Server{t: t, Addr: fmt.Sprint("127.0.0.1:", port), URL: fmt.Sprintf("postgres://unecho@127.0.0.1:%d/postgres?sslmode=disable", port)}
+	s.start = func() *Process {
+		return Start(t, nil, as[0], append(as[1:], filepath.Join(bin, "postgres"), "-D", data, "-p", strconv.Itoa(port),
+			"-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "max_prepared_transactions=5", "-c", "max_connections=100")...)
+	}
+	s.probe = func(ctx context.Context) error {
+		conn, err := pgx.Connect(ctx, s.URL)
+		if err != nil {
+			return err
+		}
+		return conn.Close(ctx)
+	}
+	s.Restart()
+	return s
+}
+
+// postgresUser returns the words in front of a command that make it run as an
+// unprivileged user: PostgreSQL refuses root. setpriv, unlike su, stays the
+// same process, so that signals reach the server.
+func postgresUser(t testing.TB, dir string) []string {
+	t.Helper()
+	if os.Getuid() != 0 {
+		return []string{"env"}
+	}
+	u, err := user.Lookup("postgres")
+	if err != nil {
+		t.Fatalf("running as root and there is no user postgres: %v", err)
+	}
+	uid, _ := strconv.Atoi(u.Uid)
+	gid, _ := strconv.Atoi(u.Gid)
+	if err := os.Chown(dir, uid, gid); err != nil {
+		t.Fatal(err)
+	}
+	return []string{"setpriv", "--pdeathsig=KILL", "--reuid=" + u.Uid, "--regid=" + u.Gid, "--clear-groups", "--"}
+}
+
+// StartRedis starts a redis-server with an append-only file.
+func StartRedis(t testing.TB) *Server {
+	t.Helper()
+	program, port, dir := testenv.Get(t, "UNECHO_REDIS_SERVER"), freePort(t), t.TempDir()
+	s := &Server{t: t, Addr: fmt.Sprint("127.0.0.1:", port)}
+	s.URL = "redis://" + s.Addr
+	s.start = func() *Process {
+		return Start(t, nil, program, "--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--dir", dir,
+			"--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction")
+	}
+	s.probe = func(ctx context.Context) error {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", s.Addr)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = conn.Close() }()
+		_ = conn.SetDeadline(time.Now().Add(time.Second))
+		if _, err := conn.Write([]byte("PING\r\n")); err != nil {
+			return err
+		}
+		answer := make([]byte, 5)
+		if _, err := conn.Read(answer); err != nil || string(answer) != "+PONG" {
+			return fmt.Errorf("PING: %q, %w", answer, err)
+		}
+		return nil
+	}
+	s.Restart()
+	return s
+}
+
+// Build compiles a main package of this module and returns the program.
+func Build(t testing.TB, pkg string) string {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), filepath.Base(pkg))
+	cmd := exec.Command("go", "build", "-o", out, pkg)
+	cmd.Dir = testenv.Root()
+	if msg, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build %s: %v\n%s", pkg, err, msg)
+	}
+	return out
+}
+
+func run(t testing.TB, program string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(program, args...)
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %v: %v\n%s", program, args, err, out)
+	}
+	return string(out)
+}
+
+func write(t testing.TB, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
