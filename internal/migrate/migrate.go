@@ -35,9 +35,16 @@ const (
 	DialectSQLite
 )
 
-// Timeout bounds Up when its context has no deadline: another process may be
-// holding the lock and have hung.
+// Timeout bounds Up, Version and Validate when their context has no deadline:
+// another process may be holding the lock and have hung.
 const Timeout = time.Minute
+
+func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, Timeout)
+}
 
 var (
 	// ErrOld: the database has not been migrated to the version that the
@@ -57,11 +64,8 @@ func (s *Set) Up(ctx context.Context, db DB) error {
 	if v, err := s.Version(ctx, db); err == nil && v == s.Latest() {
 		return nil // and Up works for a role that may not create tables
 	}
-	if _, ok := ctx.Deadline(); !ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, Timeout)
-		defer cancel()
-	}
+	ctx, cancel := bounded(ctx)
+	defer cancel()
 	err := db.InTx(ctx, func(ctx context.Context, tx Tx) error {
 		return s.up(ctx, tx, db.Dialect())
 	})
@@ -124,6 +128,8 @@ func (s *Set) createSchema(ctx context.Context, tx Tx) error {
 
 // Version returns the version of the database, 0 if nothing was migrated yet.
 func (s *Set) Version(ctx context.Context, db DB) (int, error) {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
 	n, err := db.Int(ctx, s.existsSQL(db.Dialect()))
 	if err == nil && n > 0 {
 		n, err = db.Int(ctx, s.versionSQL())
@@ -172,7 +178,7 @@ func (s *Set) versionsSQL() string {
 	return "create table if not exists " + s.Table(versions) + ` (
 	line text not null,
 	version integer not null,
-	applied_at timestamp not null default current_timestamp,
+	applied_at timestamp with time zone not null default current_timestamp,
 	primary key (line, version)
 );
 `
