@@ -25,9 +25,12 @@ type Row struct {
 	// Attempts counts the publishes of this row that the broker refused.
 	// Outages are not counted.
 	Attempts int
-	// Blocked: an earlier row of the same topic and key is held, so this one
-	// must not be published now. It is to be settled as Hold.
+	// Blocked: an earlier row of the same topic and key is held and is not
+	// among the rows in front of this one, so it must not be published now.
+	// It is to be settled as Hold.
 	Blocked bool
+	// Handle is the store's own.
+	Handle any
 }
 
 // Lease is the right to publish. Only one relay holds it, and its Epoch rises
@@ -51,8 +54,10 @@ const (
 	// again after the settlement's After. A row without a key blocks nothing.
 	Hold
 	// Park: the row will not go until somebody has looked at it. It moves
-	// aside as for Hold, and is never due.
+	// aside as for Hold, and is never due by itself.
 	Park
+	// Skip parks the row, and lets the later rows of its key pass it.
+	Skip
 )
 
 // Settlement is what became of one row.
@@ -68,11 +73,12 @@ type Settlement struct {
 	Reason string
 }
 
-// Store is the relay's side of an outbox. Every method that takes a lease
-// checks its epoch in the database, and answers ErrFenced if another relay has
-// taken over or the lease has run out. Only one relay calls a Store at a time;
-// a Store may keep state between calls, and must drop it when the epoch
-// differs from the last one it saw. outboxtest.Run shows that a store is right.
+// Store is the relay's side of an outbox. Every method that takes a lease and
+// writes checks its epoch in the database, in the statement that writes, and
+// answers ErrFenced if another relay has taken over. A Store value belongs to
+// one relay, whose calls do not overlap; it may keep state between them, and
+// must drop it when the epoch differs from the last one it saw.
+// outboxtest.Run shows that a store is right.
 type Store interface {
 	// Acquire takes the lease if it is free or has run out, by the store's
 	// clock. ErrHeld if another owner has it. The epoch of a new lease is
@@ -94,6 +100,39 @@ type Store interface {
 	// Release gives the lease up, so that another relay need not wait for its
 	// end. Releasing a lease that is not held any more is no error.
 	Release(ctx context.Context, l Lease) error
+}
+
+// Pruner is an optional power of a [Store]: rows that were sent are kept for
+// a while, so that they can be published again for a broker that lost what it
+// had acknowledged, and deleted then.
+type Pruner interface {
+	// Prune deletes up to limit rows that are settled and older than age by
+	// the store's clock, and returns how many it deleted.
+	Prune(ctx context.Context, age time.Duration, limit int) (int, error)
+}
+
+// Parked is a row that waits for somebody to look at it.
+type Parked struct {
+	ID       int64
+	Topic    string
+	Type     string
+	Attempts int
+	Reason   string
+	Size     int // of the body, in bytes
+}
+
+// Parker is an optional power of a [Store]: what operators do with rows that
+// are parked. It needs no lease.
+type Parker interface {
+	// Parked returns up to limit parked rows with an id greater than after,
+	// in the order of their ids.
+	Parked(ctx context.Context, after int64, limit int) ([]Parked, error)
+	// Requeue makes a parked row due again with no attempts spent, in its
+	// place in the order of its key. It reports whether id is a parked row.
+	Requeue(ctx context.Context, id int64) (bool, error)
+	// Drop deletes a parked row, so that the rows behind it can go. It
+	// reports whether id is a parked row.
+	Drop(ctx context.Context, id int64) (bool, error)
 }
 
 var (

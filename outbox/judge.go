@@ -1,0 +1,98 @@
+package outbox
+
+import (
+	"errors"
+	"time"
+
+	"github.com/unecho/unecho/brokers"
+)
+
+// judge turns the publisher's answers into settlements. It returns nil when
+// the broker took nothing and refused nothing: that is an outage, nobody's
+// attempts are spent, and the rows stay where they are instead of moving
+// aside one by one.
+func (r *Relay) judge(rows []Row, results brokers.Results) []Settlement {
+	ss := make([]Settlement, len(rows))
+	moved := false // whether the batch says anything but "out of reach"
+	next := 0
+	for i, row := range rows {
+		if row.Blocked {
+			ss[i] = Settlement{Row: row, Action: Hold, Reason: "behind a held row of the same key"}
+			moved = true
+			continue
+		}
+		ss[i] = r.one(row, results[next])
+		moved = moved || !isOutage(results[next]) && !errors.Is(results[next], brokers.ErrBlocked)
+		next++
+	}
+	if !moved {
+		return nil
+	}
+	return ss
+}
+
+// one is the settlement of one row by the publisher's answer.
+func (r *Relay) one(row Row, err error) Settlement {
+	s := Settlement{Row: row, Action: Hold}
+	switch {
+	case err == nil:
+		s.Action = Sent
+		return s
+	case errors.Is(err, brokers.ErrBlocked):
+		s.Reason = "behind a held row of the same key"
+		return s
+	case isOutage(err):
+		s.After = r.o.Backoff
+	case errors.Is(err, brokers.ErrNoRoute):
+		s.After = r.backoff(5)
+	case errors.Is(err, brokers.ErrRejected):
+		s.Action, s.Counted = r.park(), true
+	default:
+		s.Counted = true
+		s.After = r.backoff(row.Attempts + 1)
+		if r.o.MaxAttempts > 0 && row.Attempts+1 >= r.o.MaxAttempts {
+			s.Action = r.park()
+		}
+	}
+	s.Reason = reason(err)
+	return s
+}
+
+func (r *Relay) park() Action {
+	if r.o.SkipParked {
+		return Skip
+	}
+	return Park
+}
+
+// isOutage reports whether the message was not to blame, and nothing but
+// waiting helps.
+func isOutage(err error) bool {
+	return errors.Is(err, brokers.ErrUnavailable) || errors.Is(err, brokers.ErrUnknown) || errors.Is(err, brokers.ErrClosed)
+}
+
+// outage returns the first result that says why nothing went.
+func outage(results brokers.Results) error {
+	for _, err := range results {
+		if isOutage(err) {
+			return err
+		}
+	}
+	return results.Err()
+}
+
+// backoff is the wait after the nth refusal.
+func (r *Relay) backoff(n int) time.Duration {
+	d := r.o.Backoff
+	for ; n > 1 && d < r.o.MaxBackoff; n-- {
+		d *= 2
+	}
+	return min(d, r.o.MaxBackoff)
+}
+
+const maxReason = 1024
+
+func reason(err error) string {
+	s := err.Error()
+	return s[:min(len(s), maxReason)]
+}

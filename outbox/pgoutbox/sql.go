@@ -1,0 +1,93 @@
+package pgoutbox
+
+import (
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+type pgxTag = pgconn.CommandTag
+
+// sqlTexts are the statements with the names of the tables filled in. There
+// is one shard, 0; the column is there so that more of them are no migration
+// of the rows.
+type sqlTexts struct {
+	acquire, renew, release, load, snapshot, window, due, page string
+	advance, remove, change, move                              string
+	prune, parked, requeue, drop                               string
+	rebase                                                     []string
+}
+
+func statements(n names) sqlTexts {
+	fill := strings.NewReplacer("OUTBOX", n.outbox, "SHARD", n.shard, "HELD", n.held, "COLUMNS", readColumns).Replace
+	columnsOf := func(alias string) string {
+		return alias + "." + strings.ReplaceAll(readColumns, ", ", ", "+alias+".")
+	}
+	return sqlTexts{
+		acquire: fill(`update SHARD set owner = $1, epoch = epoch + 1, lease_until = clock_timestamp() + $2::interval
+			where shard = 0 and lease_until < clock_timestamp() returning epoch`),
+		renew:   fill(`update SHARD set lease_until = clock_timestamp() + $2::interval where shard = 0 and epoch = $1`),
+		release: fill(`update SHARD set lease_until = '-infinity' where shard = 0 and epoch = $1`),
+		load: fill(`select prev::text, coalesce(cur::text, ''), last_id,
+				pg_snapshot_xmax(prev) > pg_snapshot_xmax(pg_current_snapshot())
+			from SHARD where shard = 0`),
+		snapshot: `select pg_current_snapshot()::text`,
+		// What became visible between two snapshots: what began after the old
+		// one, and what was in progress in it. Both parts are ranges of the
+		// primary key, so neither a transaction that stays open for hours nor
+		// the rows that were passed long ago cost anything.
+		window: fill(`select x, id from (
+				select xid::text as x, id from OUTBOX
+				where shard = 0 and xid >= pg_snapshot_xmax($1::text::pg_snapshot) and xid < pg_snapshot_xmax($2::text::pg_snapshot)
+					and pg_visible_in_snapshot(xid, $2::text::pg_snapshot) and id > $3
+				union all
+				select xid::text, id from OUTBOX
+				where shard = 0 and xid = any(array(select pg_snapshot_xip($1::text::pg_snapshot)))
+					and pg_visible_in_snapshot(xid, $2::text::pg_snapshot) and id > $3
+			) w order by id limit $4`),
+		due: fill(`select ` + columnsOf("h") + `, h.attempts from HELD h
+			where h.shard = 0 and not h.parked and h.due_at <= clock_timestamp()
+				and (h.key is null or not exists (select 1 from HELD e
+					where e.shard = 0 and e.topic = h.topic and e.key = h.key and e.id < h.id and e.blocks
+						and (e.parked or e.due_at > clock_timestamp())))
+			order by h.id limit $1`),
+		page: fill(`select ` + columnsOf("o") + `,
+				case when o.key is null then 0 else (select count(*) from HELD h
+					where h.shard = 0 and h.topic = o.topic and h.key = o.key and h.blocks) end
+			from unnest($1::text[], $2::bigint[]) as k(xid, id)
+			join OUTBOX o on o.shard = 0 and o.xid = k.xid::xid8 and o.id = k.id
+			order by o.id`),
+		advance: fill(`update SHARD set lease_until = clock_timestamp() + $2::interval,
+				prev = $3::text::pg_snapshot, cur = $4::text::pg_snapshot, last_id = $5
+			where shard = 0 and epoch = $1`),
+		remove: fill(`delete from HELD where shard = 0 and id = any($1::bigint[])`),
+		change: fill(`update HELD h set attempts = h.attempts + c.counted::int, due_at = clock_timestamp() + c.after,
+				parked = c.parked, blocks = c.blocks, reason = c.reason
+			from unnest($1::bigint[], $2::boolean[], $3::interval[], $4::boolean[], $5::boolean[], $6::text[])
+				as c(id, counted, after, parked, blocks, reason)
+			where h.shard = 0 and h.id = c.id`),
+		move: fill(`insert into HELD (shard, COLUMNS, created_at, attempts, due_at, parked, blocks, reason)
+			select 0, ` + columnsOf("o") + `, o.created_at, c.counted::int, clock_timestamp() + c.after, c.parked, c.blocks, c.reason
+			from unnest($1::bigint[], $2::boolean[], $3::interval[], $4::boolean[], $5::boolean[], $6::text[], $7::text[])
+				as c(id, counted, after, parked, blocks, reason, xid)
+			join OUTBOX o on o.shard = 0 and o.xid = c.xid::xid8 and o.id = c.id
+			on conflict do nothing`),
+		prune: fill(`delete from OUTBOX o using (
+				select q.xid, q.id from OUTBOX q, SHARD s
+				where s.shard = 0 and q.shard = 0 and q.xid < pg_snapshot_xmin(s.prev)
+					and q.created_at < clock_timestamp() - $1::interval
+				order by q.xid limit $2) d
+			where o.shard = 0 and o.xid = d.xid and o.id = d.id`),
+		parked: fill(`select id, topic, type, attempts, reason, coalesce(length(body), 0) from HELD
+			where shard = 0 and parked and id > $1 order by id limit $2`),
+		requeue: fill(`update HELD set parked = false, blocks = key is not null, attempts = 0, due_at = clock_timestamp()
+			where shard = 0 and id = $1 and parked`),
+		drop: fill(`delete from HELD where shard = 0 and id = $1 and parked`),
+		rebase: []string{
+			fill(`delete from OUTBOX using SHARD s where s.shard = 0 and pg_visible_in_snapshot(xid, s.prev)`),
+			fill(`delete from OUTBOX using SHARD s where s.shard = 0 and s.cur is not null and pg_visible_in_snapshot(xid, s.cur) and id <= s.last_id`),
+			fill(`update OUTBOX set xid = pg_current_xact_id()`),
+			fill(`update SHARD set prev = '1:1:', cur = null, last_id = 0, epoch = epoch + 1, lease_until = '-infinity'`),
+		},
+	}
+}
