@@ -13,8 +13,9 @@ type Claim struct {
 	// Fingerprint is a digest of what the event says. The same key with
 	// another fingerprint is a [Conflict].
 	Fingerprint [32]byte
-	// Retain is how long the key is kept after it is done, by the store's
-	// clock. It must outlast every redelivery the broker can still make.
+	// Retain is how long the key is kept once it is done, by the store's
+	// clock, counted from the beginning of the transaction that did it. It
+	// must outlast every redelivery the broker can still make.
 	// Defaults to DefaultRetain. Negative is an error that matches ErrInvalidClaim.
 	Retain time.Duration
 }
@@ -55,7 +56,8 @@ func (o Outcome) String() string {
 type Result struct {
 	Outcome Outcome
 	// Reply is what the handler returned, now or, for a Duplicate, when it
-	// ran: byte for byte, nil if it returned nil. Nil for a Conflict.
+	// ran: byte for byte, nil if it returned nil. Nil for a Conflict. The
+	// slice is the caller's.
 	Reply []byte
 }
 
@@ -75,12 +77,19 @@ type Store[S any] interface {
 	//     did not become known within the store's wait. Come back later.
 	//   - ErrUnknownOutcome: the commit was sent and its answer was lost. The
 	//     effect and the key are there both, or neither. Claim again.
-	//   - ErrUnavailable: the store could not be reached or was shutting
-	//     down, before, after or while fn ran. Nothing is committed.
-	//   - ErrScope: fn returned nil although its transaction was aborted, or
-	//     ended by fn itself. Nothing is committed.
+	//   - ErrUnavailable: the store could not be reached, was shutting down
+	//     or is not set up, before, after or while fn ran. Nothing is
+	//     committed.
+	//   - ErrContention: the transaction lost against others as often as it
+	//     was run. Nothing is committed.
+	//   - ErrScope: fn left its transaction aborted, ended it, or kept it
+	//     busy. Nothing is committed, but for what fn has committed itself
+	//     behind the store's back.
 	//   - ErrInvalidKey, ErrInvalidClaim: the claim cannot be stored, ever.
+	//   - ctx's error, if ctx was done before fn ran; nothing is committed.
 	//   - what fn returned, wrapped or not; nothing is committed.
+	//
+	// When fn has returned nil the commit goes on although ctx is done.
 	//
 	// Once may run fn again after a serialization failure or a deadlock, a
 	// bounded number of times; each run has a scope of its own, and no effect
@@ -96,10 +105,15 @@ var (
 	// ErrUnknownOutcome: the answer to a commit was lost. Whether it happened
 	// shows when the key is claimed again: a Duplicate, or a fresh run.
 	ErrUnknownOutcome = errors.New("dedupe: the outcome of the commit is unknown")
-	// ErrUnavailable: the store is out of reach. No message is to blame.
+	// ErrUnavailable: the store is out of reach, or its tables are missing. No
+	// message is to blame.
 	ErrUnavailable = errors.New("dedupe: the store is unavailable")
-	// ErrScope: the handler swallowed an SQL error or ended the transaction
-	// that it was lent. Mend the handler.
+	// ErrContention: the transaction met serialization failures, deadlocks or
+	// lock time-outs in every one of its runs. No message is to blame; come
+	// back later.
+	ErrContention = errors.New("dedupe: the transaction lost against others")
+	// ErrScope: the handler swallowed an SQL error, ended the transaction that
+	// it was lent, or left a query in it unread. Mend the handler.
 	ErrScope = errors.New("dedupe: the handler left its transaction unusable")
 	// ErrInvalidKey: the key has an empty or over-long part, or bytes that
 	// no key may have.

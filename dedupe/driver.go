@@ -42,16 +42,29 @@ type TxDriver[Tx any] interface {
 	// released, and using it afterwards is an error.
 	Commit(ctx context.Context, tx Tx, c Claim, reply []byte) error
 	// Rollback ends the transaction without a trace, after a failed Commit
-	// too, where it does nothing. An error means that the connection is gone,
-	// which undoes the transaction as well.
+	// too, where it does nothing. An error that matches ErrScope means that
+	// the handler had ended the transaction before; any other one that the
+	// connection is gone, which undoes the transaction as well.
 	Rollback(ctx context.Context, tx Tx) error
 	// Conflict records that c met a key that was done with the fingerprint of
 	// prior: one record for each key and fingerprint, however often it is
 	// called.
 	Conflict(ctx context.Context, c Claim, prior Record) error
 	// Classify says what an error of this driver's database means, whichever
-	// wrapping a handler put around it.
+	// wrapping a handler put around it. It judges what the database itself has
+	// said, by its codes: an io.ErrUnexpectedEOF may as well be from a
+	// payload that the handler failed to parse. The end of a context, and
+	// nil, are ClassOther.
 	Classify(err error) Class
+}
+
+// Explainer is an optional power of a [TxDriver] that sees what the handler's
+// statements are answered. It makes the verdict on a handler independent of
+// what the handler made of an error, be it a %v in its own text.
+type Explainer[Tx any] interface {
+	// Explain returns the error that tx has not recovered from, or nil if tx
+	// is usable. It is called when the handler has failed, before Rollback.
+	Explain(tx Tx) error
 }
 
 // Class says what to do about an error of the database.

@@ -3,6 +3,7 @@ package dedupe
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"strings"
 	"unicode/utf8"
@@ -25,15 +26,15 @@ type Key struct {
 const MaxPart = 2048
 
 // Validate returns nil or an error that matches ErrInvalidKey and names the
-// part. A part must be valid UTF-8 without control characters and at most
-// [MaxPart] bytes long: what one broker carries and another would change can
-// never be two keys on the one and one on the other.
+// part. A part must be valid UTF-8 without control characters or white space
+// around it, and at most [MaxPart] bytes long: what one broker carries and
+// another would change can never be two keys on the one and one on the other.
 func (k Key) Validate() error {
 	if k.Consumer == "" {
 		return fmt.Errorf("%w: the consumer is empty", ErrInvalidKey)
 	}
-	if strings.TrimSpace(k.ID) == "" {
-		return fmt.Errorf("%w: the id is empty or blank", ErrInvalidKey)
+	if k.ID == "" {
+		return fmt.Errorf("%w: the id is empty", ErrInvalidKey)
 	}
 	for _, p := range [...]struct{ name, value string }{
 		{"tenant", k.Tenant}, {"consumer", k.Consumer}, {"source", k.Source}, {"id", k.ID},
@@ -50,7 +51,10 @@ func validatePart(s string) error {
 		return fmt.Errorf("is %d bytes long, %d are allowed", len(s), MaxPart)
 	}
 	if !utf8.ValidString(s) {
-		return fmt.Errorf("is not valid UTF-8")
+		return errors.New("is not valid UTF-8")
+	}
+	if strings.TrimSpace(s) != s {
+		return errors.New("begins or ends with white space, or is blank")
 	}
 	for i, r := range s {
 		if r < 0x20 || r >= 0x7f && r <= 0x9f {
@@ -69,6 +73,35 @@ func (k Key) Encode() []byte {
 		b = append(b, p...)
 	}
 	return b
+}
+
+// fingerprintVersion is part of what is hashed, like storedVersion. Raising it
+// turns every redelivery of an event that was done before into a conflict.
+const fingerprintVersion = 1
+
+// Fingerprint digests what an event says: its identity and the parts that make
+// its meaning, in order, such as its type and its payload. Each part is hashed
+// behind its length, so that no two lists of parts meet; nil and empty are the
+// same. Leave out what changes between two deliveries of one event: headers
+// that a broker adds, or a time of sending.
+//
+// The identity is in it because a store keeps only 16 bytes of a key: two keys
+// that meet there differ here, and show as a [Conflict].
+func Fingerprint(k Key, parts ...[]byte) [32]byte {
+	h := sha256.New()
+	var length [binary.MaxVarintLen64]byte
+	add := func(p []byte) {
+		h.Write(length[:binary.PutUvarint(length[:], uint64(len(p)))])
+		h.Write(p)
+	}
+	h.Write([]byte{fingerprintVersion})
+	add(k.Encode())
+	for _, p := range parts {
+		add(p)
+	}
+	var sum [sha256.Size]byte
+	h.Sum(sum[:0])
+	return sum
 }
 
 // String names the consumer and a prefix of the stored form. It shows neither

@@ -11,8 +11,8 @@ import (
 // TxOptions are the settings of [NewTxStore]. The zero value is the default.
 type TxOptions struct {
 	// Retries is how often a transaction that lost against another one
-	// (serialization failure, deadlock) is run again before its error is
-	// returned. Defaults to 5; -1 disables.
+	// (serialization failure, deadlock) is run again before it is given up
+	// with ErrContention. Defaults to 5; -1 disables.
 	Retries int
 	// CommitTimeout bounds the commit, the rollback and the record of a
 	// conflict, which go on when the caller's context is done: a handler that
@@ -36,6 +36,7 @@ func NewTxStore[Tx any](d TxDriver[Tx], o *TxOptions) Store[Tx] {
 		panic("dedupe: NewTxStore: the driver is nil")
 	}
 	s := &txStore[Tx]{driver: d, retries: defaultRetries, commitTimeout: defaultCommitTimeout}
+	s.explainer, _ = d.(Explainer[Tx])
 	if o != nil {
 		if o.Retries != 0 {
 			s.retries = max(o.Retries, 0)
@@ -49,6 +50,7 @@ func NewTxStore[Tx any](d TxDriver[Tx], o *TxOptions) Store[Tx] {
 
 type txStore[Tx any] struct {
 	driver        TxDriver[Tx]
+	explainer     Explainer[Tx] // nil if the driver sees nothing
 	retries       int
 	commitTimeout time.Duration
 }
@@ -62,14 +64,20 @@ func (s *txStore[Tx]) Once(ctx context.Context, c Claim, fn func(ctx context.Con
 	if err != nil {
 		return Result{}, err
 	}
+	if err := ctx.Err(); err != nil {
+		return Result{}, fmt.Errorf("dedupe: the context is done before the claim: %w", err)
+	}
 	pause := firstPause
 	for run := 0; ; run++ {
 		res, err := s.try(ctx, c, fn)
-		if err == nil || run >= s.retries || !s.again(err) {
+		switch {
+		case err == nil || !s.again(err):
 			return res, err
+		case run >= s.retries:
+			return Result{}, fmt.Errorf("%w, in %d runs: %w", ErrContention, run+1, err)
 		}
-		if err := sleep(ctx, pause/2+rand.N(pause)); err != nil {
-			return Result{}, err
+		if end := sleep(ctx, pause/2+rand.N(pause)); end != nil {
+			return Result{}, fmt.Errorf("%w (before another run after: %w)", end, err)
 		}
 		pause = min(2*pause, maxPause)
 	}
@@ -79,8 +87,10 @@ func (s *txStore[Tx]) Once(ctx context.Context, c Claim, fn func(ctx context.Con
 // lost is never run again here: it may have happened, and the retry would
 // then be a duplicate that hides the outcome from the caller's own count.
 func (s *txStore[Tx]) again(err error) bool {
-	if errors.Is(err, ErrUnknownOutcome) || errors.Is(err, ErrInProgress) || errors.Is(err, ErrScope) {
-		return false
+	for _, final := range [...]error{ErrUnknownOutcome, ErrInProgress, ErrUnavailable} {
+		if errors.Is(err, final) {
+			return false
+		}
 	}
 	return s.driver.Classify(err) == ClassRetry
 }
@@ -89,7 +99,7 @@ func (s *txStore[Tx]) again(err error) bool {
 func (s *txStore[Tx]) try(ctx context.Context, c Claim, fn handler[Tx]) (Result, error) {
 	tx, prior, err := s.driver.Begin(ctx, c)
 	if err != nil {
-		return Result{}, s.storeError("claim", err)
+		return Result{}, s.storeFault(ctx, "claim", err)
 	}
 	if prior != nil {
 		return s.settled(ctx, c, *prior)
@@ -105,7 +115,7 @@ func (s *txStore[Tx]) settled(ctx context.Context, c Claim, prior Record) (Resul
 	ctx, cancel := s.detach(ctx)
 	defer cancel()
 	if err := s.driver.Conflict(ctx, c, prior); err != nil {
-		return Result{}, s.storeError("record a conflict", err)
+		return Result{}, s.storeFault(ctx, "record a conflict", err)
 	}
 	return Result{Outcome: Conflict}, nil
 }
@@ -131,35 +141,61 @@ func (s *txStore[Tx]) run(ctx context.Context, c Claim, tx Tx, fn handler[Tx]) (
 }
 
 // failed rolls back after a handler's error. Whether the store or the handler
-// is to blame does not depend on how the handler wrapped what it got: when
-// the rollback fails as well the connection is gone, and that is an outage.
-// But a driver may close the connection because the handler's context ended
-// in the middle of a statement, and a handler that always takes too long must
-// not pass for an outage: then the error stays the handler's.
+// is to blame does not depend on how the handler wrapped what it got: the
+// driver may know what the transaction died of, and when the rollback fails
+// as well the connection is gone, which is an outage.
+//
+// But a driver closes the connection when a context ends in the middle of a
+// statement, and a handler that always takes too long, by our clock or by its
+// own, must not pass for an outage: then the error stays the handler's.
 func (s *txStore[Tx]) failed(ctx context.Context, tx Tx, err error) error {
+	cause := s.explain(tx)
 	rb := s.rollback(ctx, tx)
 	switch {
+	case errors.Is(rb, ErrScope):
+		return fmt.Errorf("%w; it failed as well: %w", rb, err)
+	case s.driver.Classify(err) == ClassUnavailable:
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	case s.driver.Classify(cause) == ClassUnavailable:
+		return fmt.Errorf("%w: %w: %w", ErrUnavailable, cause, err)
+	case isContextError(err), isContextError(cause):
+		return err
 	case ctx.Err() != nil:
-		if errors.Is(err, ctx.Err()) {
-			return err
-		}
 		return fmt.Errorf("%w (the handler's context had ended: %w)", err, context.Cause(ctx))
 	case rb != nil:
 		return fmt.Errorf("%w: the connection was lost while the handler ran: %w (rollback: %w)", ErrUnavailable, err, rb)
-	case s.driver.Classify(err) == ClassUnavailable:
-		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	case s.driver.Classify(cause) == ClassRetry && s.driver.Classify(err) == ClassOther:
+		return fmt.Errorf("%w (its transaction was aborted: %w)", err, cause)
 	}
 	return err
 }
 
+func (s *txStore[Tx]) explain(tx Tx) error {
+	if s.explainer == nil {
+		return nil
+	}
+	return s.explainer.Explain(tx)
+}
+
+func isContextError(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+}
+
+// commit commits. What the server refuses is the handler's: a deferred
+// constraint speaks up only now.
 func (s *txStore[Tx]) commit(ctx context.Context, tx Tx, c Claim, reply []byte) error {
 	ctx, cancel := s.detach(ctx)
 	defer cancel()
 	err := s.driver.Commit(ctx, tx, c, reply)
-	if err == nil {
+	switch {
+	case err == nil:
 		return nil
+	case isKnown(err):
+		return err
+	case s.driver.Classify(err) == ClassUnavailable:
+		return fmt.Errorf("%w: commit: %w", ErrUnavailable, err)
 	}
-	return s.storeError("commit", err)
+	return fmt.Errorf("dedupe: commit: %w", err)
 }
 
 func (s *txStore[Tx]) rollback(ctx context.Context, tx Tx) error {
@@ -173,17 +209,29 @@ func (s *txStore[Tx]) detach(ctx context.Context) (context.Context, context.Canc
 	return context.WithTimeout(context.WithoutCancel(ctx), s.commitTimeout)
 }
 
-// storeError puts a driver's error into one of the classes that callers act on.
-func (s *txStore[Tx]) storeError(op string, err error) error {
+// isKnown reports whether a driver has put its error into one of the classes
+// that callers act on.
+func isKnown(err error) bool {
 	for _, known := range [...]error{ErrInProgress, ErrUnknownOutcome, ErrScope, ErrUnavailable, ErrInvalidKey} {
 		if errors.Is(err, known) {
-			return err
+			return true
 		}
 	}
-	if s.driver.Classify(err) == ClassUnavailable {
-		return fmt.Errorf("%w: %s: %w", ErrUnavailable, op, err)
+	return false
+}
+
+// storeFault judges an error of the store's own statements. No handler has
+// run, so whatever it is (a missing table, a password that was changed), no
+// message is to blame: it is an outage, unless another run may go better, or
+// the caller has lost interest.
+func (s *txStore[Tx]) storeFault(ctx context.Context, op string, err error) error {
+	switch {
+	case isKnown(err):
+		return err
+	case s.driver.Classify(err) == ClassRetry, errors.Is(ctx.Err(), context.Canceled):
+		return fmt.Errorf("dedupe: %s: %w", op, err)
 	}
-	return fmt.Errorf("dedupe: %s: %w", op, err)
+	return fmt.Errorf("%w: %s: %w", ErrUnavailable, op, err)
 }
 
 // normal validates c and fills in its defaults.

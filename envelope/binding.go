@@ -1,152 +1,153 @@
 package envelope
 
 import (
-	"slices"
-	"strings"
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"unicode/utf8"
 )
 
-// Mode is where the attributes of an event go.
+// Binding is the way in which a broker's messages carry CloudEvents.
+type Binding int
+
+const (
+	// Kafka: attributes in ce_ lines as plain UTF-8, datacontenttype in
+	// content-type.
+	Kafka Binding = iota + 1
+	// NATS: attributes in ce- lines, percent-encoded.
+	NATS
+)
+
+// Mode is how an event is laid out on the wire.
 type Mode int
 
 const (
-	// Binary puts the attributes into headers and the payload into the body.
+	// Binary: attributes are header lines, and the payload is the body.
 	Binary Mode = iota
-	// Structured puts both into one JSON document.
+	// Structured: the body is a JSON object with attributes and payload. No
+	// header is needed to read it, only one that says so.
 	Structured
 )
 
-// Binding is the way CloudEvents 1.0 are written on one kind of transport.
-// Reading needs none: [Decode] recognises them all.
-type Binding struct {
-	prefix      string // of attribute headers
-	contentType string // the header of the payload's media type in binary mode, "" if it is an attribute
-	structured  string // the header that announces structured mode
-	escape      bool   // percent-encode header values
-}
+// structuredType is the content type of one event in the JSON format.
+const structuredType = "application/cloudevents+json; charset=UTF-8"
 
-var (
-	// Kafka is the Kafka protocol binding: headers ce_id and so on in plain
-	// UTF-8, and content-type.
-	Kafka = Binding{prefix: "ce_", contentType: "content-type", structured: "content-type"}
-	// NATS is the NATS protocol binding: headers ce-id and so on, percent-
-	// encoded, among them ce-datacontenttype. Binary mode is part of the
-	// binding's version 1.0.3; a consumer that knows 1.0.2 only needs
-	// Structured.
-	NATS = Binding{prefix: "ce-", structured: "Content-Type", escape: true}
-)
-
-const structuredType = "application/cloudevents+json"
-
-// Encode returns the wire form of m: the attributes are in Header and Body as
-// the binding wants them, and the attribute fields are empty. m is left
-// untouched; the result may share its slices. Headers of m that would be read
-// as attributes are dropped, so a message that hops carries them once.
+// Encode returns the wire form of m: what an adapter publishes, and what
+// [Decode] reads back. Its attribute fields are empty. Its Header has the
+// attributes, or says that the body has them, and the lines of m without any
+// attribute lines (ce_, ce-) and content-type that a hop has left there. Topic,
+// Key, Time and Position are those of m.
 //
-// A message with neither ID, Source nor Type is passed on as it is, its
-// headers included: that is how a raw message is published again. Otherwise
-// all three must be there, and every attribute must be such that every
-// binding carries it; the error matches ErrNoID or ErrMalformed.
+// A message without any attribute is raw, and is passed on as it is: so a dead
+// letter keeps the envelope with which it came, however broken.
+//
+// On NATS, a line of the message's own that the broker would refuse or alter
+// (another name than an HTTP token, line breaks or white space around the
+// value) is percent-encoded, raw or not, and one without a name is left out.
+// Nothing in a message can add a line.
+//
+// An event whose ContentType is itself a CloudEvents format is written
+// structured on Kafka, because in binary mode its reader would take the
+// payload for the event. Only binary mode makes a tombstone of a nil Body.
+//
+// Encode leaves m untouched, and what it returns may share its slices. The
+// error is a [*FormatError], for exactly the attributes that Decode refuses:
+// an ID, Source or Type that is missing, has white space around it or a control
+// character in it, text that is not UTF-8, an extension name that is none. It
+// never helps to try again. A Binding or Mode that does not exist is an error
+// of another type.
 func (b Binding) Encode(m *Message, mode Mode) (*Message, error) {
-	if m.ID == "" && m.Source == "" && m.Type == "" {
-		return m, nil
+	if b != Kafka && b != NATS {
+		return nil, fmt.Errorf("envelope: there is no binding %d; use Kafka or NATS", int(b))
 	}
-	a, err := attributesOf(m)
-	if err != nil {
+	if mode != Binary && mode != Structured {
+		return nil, fmt.Errorf("envelope: there is no mode %d; use Binary or Structured", int(mode))
+	}
+	w := *m
+	if !m.isEvent() {
+		w.Header = b.carry(m.Header)
+		return &w, nil
+	}
+	if err := m.check(); err != nil {
 		return nil, err
 	}
-	w := &Message{Topic: m.Topic, Key: m.Key, Body: m.Body, Time: m.Time, Position: m.Position}
-	for _, f := range m.Header {
-		if !isAttributeHeader(f.Name) {
-			w.Header = append(w.Header, f)
-		}
+	if b == Kafka && formatOf(m.ContentType) != formatNone {
+		mode = Structured
 	}
 	if mode == Structured {
-		w.Header.Add(b.structured, []byte(structuredType+"; charset=UTF-8"))
-		w.Body, err = marshalJSON(a, m.Body)
-		return w, err
+		w.Header = Header{{Name: b.contentType(), Value: []byte(structuredType)}}
+		w.Body = m.appendJSON(nil)
+	} else {
+		w.Header = b.lines(m)
 	}
-	b.writeHeaders(a, w)
-	return w, nil
+	w.Header = append(w.Header, b.carry(withoutAttributes(m.Header))...)
+	w.ID, w.Source, w.Type, w.Subject = "", "", "", ""
+	w.ContentType, w.DataSchema, w.Extensions = "", "", nil
+	return &w, nil
 }
 
-// writeHeaders adds the attributes in the order of their names, so that one
-// event has one wire form.
-func (b Binding) writeHeaders(a attributes, w *Message) {
-	names := make([]string, 0, len(a))
-	for name := range a {
-		names = append(names, name)
+// carry returns a message's own lines as the broker can carry them.
+func (b Binding) carry(h Header) Header {
+	if b == NATS {
+		return carryNATS(h)
 	}
-	slices.Sort(names)
-	for _, name := range names {
-		header := b.prefix + name
-		if name == "datacontenttype" && b.contentType != "" {
-			header = b.contentType
+	return h
+}
+
+// contentType is the name of the content-type line, in the broker's spelling.
+func (b Binding) contentType() string {
+	if b == NATS {
+		return "Content-Type"
+	}
+	return contentTypeName
+}
+
+// lines returns the attributes as header lines.
+func (b Binding) lines(m *Message) Header {
+	h := make(Header, 0, 8+len(m.Extensions)+len(m.Header))
+	for name, value := range m.attributes() {
+		switch {
+		case b == NATS:
+			h.Add("ce-"+name, percentEncode(value))
+		case name == attrContentType:
+			h.Add(contentTypeName, []byte(value))
+		default:
+			h.Add("ce_"+name, []byte(value))
 		}
-		v := a[name]
-		if b.escape {
-			v = escape(v)
-		}
-		w.Header.Add(header, []byte(v))
 	}
+	return h
 }
 
-// isAttributeHeader reports whether [Decode] takes a header of that name for
-// an attribute.
-func isAttributeHeader(name string) bool {
-	if len(name) < 3 {
-		return false
+// appendJSON appends the event in the JSON format.
+func (m *Message) appendJSON(b []byte) []byte {
+	sep := byte('{')
+	for name, value := range m.attributes() {
+		b = appendJSONString(append(b, sep), name)
+		b = appendJSONString(append(b, ':'), value)
+		sep = ','
 	}
-	p := strings.ToLower(name[:3])
-	return p == "ce_" || p == "ce-" || strings.EqualFold(name, "content-type")
+	return append(m.appendData(b), '}')
 }
 
-// escape percent-encodes what the HTTP binding, section 3.1.3.2, and with it
-// the NATS binding asks for: space, quote, percent, and all but U+0021-7E.
-func escape(s string) string {
-	const hex = "0123456789ABCDEF"
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		if c <= ' ' || c == '"' || c == '%' || c > '~' {
-			b.WriteByte('%')
-			b.WriteByte(hex[c>>4])
-			b.WriteByte(hex[c&15])
-			continue
-		}
-		b.WriteByte(c)
-	}
-	return b.String()
-}
-
-// unescape undoes escape. A percent sign that begins no escape stays as it
-// is: not every sender encodes (the Go and Java SDKs do not), and such a
-// value must not lose its message.
-func unescape(s string) string {
-	if !strings.Contains(s, "%") {
-		return s
-	}
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '%' && i+2 < len(s) {
-			if hi, lo := unhex(s[i+1]), unhex(s[i+2]); hi >= 0 && lo >= 0 {
-				b.WriteByte(byte(hi<<4 | lo))
-				i += 2
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
-}
-
-func unhex(c byte) int {
+// appendData appends the payload: as it is where the format can give it back
+// byte for byte, otherwise as base64. Nothing for a tombstone.
+func (m *Message) appendData(b []byte) []byte {
 	switch {
-	case c >= '0' && c <= '9':
-		return int(c - '0')
-	case c >= 'a' && c <= 'f':
-		return int(c-'a') + 10
-	case c >= 'A' && c <= 'F':
-		return int(c-'A') + 10
+	case m.Body == nil:
+		return b
+	case m.ContentType != "" && isJSON(m.ContentType) && embeds(m.Body):
+		return append(append(b, `,"data":`...), m.Body...)
+	case m.ContentType != "" && !isJSON(m.ContentType) && utf8.Valid(m.Body):
+		return appendJSONString(append(b, `,"data":`...), string(m.Body))
 	}
-	return -1
+	b = append(b, `,"data_base64":"`...)
+	return append(base64.StdEncoding.AppendEncode(b, m.Body), '"')
+}
+
+// embeds reports whether body is JSON that can be a member of an object and be
+// cut out of it again: no space around it, which would be lost, and one level
+// less than a reader goes.
+func embeds(body []byte) bool {
+	return len(bytes.Trim(body, jsonSpace)) == len(body) && utf8.Valid(body) && json.Valid(body) && nesting(body) < maxNesting
 }

@@ -1,126 +1,150 @@
 package envelope
 
-import (
-	"mime"
-	"strings"
-)
+import "slices"
 
-// Decode reads a CloudEvent 1.0 from a message as it was on the wire, in the
-// binary mode of the Kafka binding (ce_) or of the NATS and HTTP bindings
-// (ce-), or in structured JSON mode, which may be announced by a content type
-// or, from NATS senders of an older binding, by nothing.
+// contentTypeName is the header line that says in which mode an event is, and
+// in Kafka's binary mode what its payload is.
+const contentTypeName = "content-type"
+
+// Decode reads the CloudEvent that m carries in its wire form, in whatever
+// binding and mode it is, and returns it with its attributes in their fields,
+// its payload in Body, and a Header without attribute lines (ce_, ce-) and
+// without content-type. The other fields are those of m; so is Time if the
+// event does not say when it happened. JSON without a datacontenttype has the
+// ContentType application/json.
 //
-// The result has the attributes in their fields, the payload in Body, and the
-// other headers in Header. m is left untouched and may share slices with it.
-// Errors match ErrNoID or ErrMalformed and are a [*FormatError].
+// A message that has attributes in its fields was decoded before: it is
+// checked and returned as it is, but for a Header as above.
 //
-// Names of headers match whatever their case; a name that occurs with two
-// different values is malformed. Attributes that CloudEvents would not allow
-// but that are not needed, such as an oddly named extension, are tolerated.
-// Nothing is trimmed, normalised or repaired, so the identity is what the
-// producer wrote; white space around an id and control characters in it are
-// malformed on every transport, because some transports cannot carry them.
+// Decode leaves m untouched, and what it returns may share the slices and the
+// map of m. The error is a [*FormatError]: it matches [ErrNoID] if m names no
+// event, and [ErrMalformed] if m cannot be read. Decode may be called
+// concurrently, also on one message.
 func Decode(m *Message) (*Message, error) {
-	content, err := contentType(m.Header)
+	if m.isEvent() {
+		return decoded(m)
+	}
+	contentType, err := oneContentType(m.Header)
 	if err != nil {
 		return nil, err
 	}
-	switch kind, format := cloudEventsType(content); {
-	case kind == "batch":
-		return nil, malformed(ReasonBatch, "content-type", "send the events one by one")
-	case kind == "single" && format != "" && format != "json":
-		return nil, malformed(ReasonUnknownFormat, "content-type", "only the JSON format is supported")
-	case kind == "single":
+	switch formatOf(contentType) {
+	case formatJSON:
+		return decodeStructured(m)
+	case formatBatch:
+		return nil, &FormatError{Reason: ReasonBatch, Field: contentTypeName}
+	case formatOther:
+		return nil, &FormatError{Reason: ReasonUnknownFormat, Field: contentTypeName}
+	}
+	p, err := readHeader(m.Header)
+	if err != nil {
+		return nil, err
+	}
+	if p.specversion.text == "" && looksStructured(m.Body) {
 		return decodeStructured(m)
 	}
-	a, rest, err := headerAttributes(m.Header, content)
-	if err != nil {
+	if p.contentType.text == "" {
+		p.contentType.text = contentType
+	}
+	d, err := p.event(m)
+	if err != nil && !slices.ContainsFunc(m.Header, isAttribute) {
+		return nil, &FormatError{Reason: ReasonMissingID, Detail: "the message is no CloudEvent; if its id is elsewhere, say so with FromHeader or an Extractor of your own"}
+	}
+	return d, err
+}
+
+// decoded is Decode for a message that was decoded before.
+func decoded(m *Message) (*Message, error) {
+	if err := m.check(); err != nil {
 		return nil, err
 	}
-	if len(a) == 0 {
-		if looksStructured(m.Body) {
-			return decodeStructured(m)
-		}
-		return nil, &FormatError{Reason: ReasonMissingID, Field: "id",
-			Detail: "the message is not a CloudEvent; send one, or say where the id is with FromHeader"}
-	}
-	d := *m
-	d.Header = rest
-	return &d, binaryDefaults(a, content).apply(&d)
+	c := *m
+	c.Header = withoutAttributes(m.Header)
+	return &c, nil
 }
 
-// binaryDefaults puts the content type where the attributes are.
-func binaryDefaults(a attributes, content string) attributes {
-	if _, ok := a["datacontenttype"]; !ok && content != "" {
-		a["datacontenttype"] = content
-	}
-	return a
-}
-
-// contentType returns the one content-type of h, "" if there is none.
-func contentType(h Header) (string, error) {
-	vs := h.Values("content-type")
-	for _, v := range vs {
-		if string(v) != string(vs[0]) {
-			return "", malformed(ReasonConflict, "content-type", "it occurs with different values")
-		}
-	}
-	if len(vs) == 0 {
+// oneContentType returns the content-type that the header states, "" if none.
+func oneContentType(h Header) (string, error) {
+	v, ok, same := h.one(contentTypeName)
+	switch {
+	case !same:
+		return "", &FormatError{Reason: ReasonConflict, Field: contentTypeName}
+	case !ok:
 		return "", nil
 	}
-	return string(vs[0]), nil
+	return string(v), nil
 }
 
-// cloudEventsType tells whether a content type announces one event or a
-// batch in structured mode, and the format behind the plus sign.
-func cloudEventsType(content string) (kind, format string) {
-	media, _, err := mime.ParseMediaType(content)
-	if err != nil {
-		media, _, _ = strings.Cut(content, ";") // a broken parameter does not change the type
-		media = strings.ToLower(strings.TrimSpace(media))
+// one returns the value of name if all its lines have the same.
+func (h Header) one(name string) (value []byte, ok, same bool) {
+	for i := range h {
+		if !equalFold(h[i].Name, name) {
+			continue
+		}
+		if ok && string(h[i].Value) != string(value) {
+			return nil, true, false
+		}
+		value, ok = h[i].Value, true
 	}
-	base, format, _ := strings.Cut(media, "+")
-	switch base {
-	case "application/cloudevents":
-		return "single", format
-	case "application/cloudevents-batch":
-		return "batch", format
-	}
-	return "", ""
+	return value, ok, true
 }
 
-// headerAttributes collects the attributes of binary mode, and returns the
-// headers that are none.
-func headerAttributes(h Header, content string) (attributes, Header, error) {
-	a := attributes{}
-	var rest Header
+// readHeader reads the attribute lines of both bindings. A message can have
+// both kinds after a bridge has added its own; they must say the same.
+func readHeader(h Header) (*parts, error) {
+	p := new(parts)
+	for i := range h {
+		name, text, ok := attributeOf(&h[i])
+		if !ok {
+			continue
+		}
+		v := p.of(name)
+		switch {
+		case v == nil:
+			p.extend(name, text)
+		case v.seen && v.text != text:
+			return nil, conflict(name)
+		default:
+			*v = part{text: text, seen: true}
+		}
+	}
+	return p, nil
+}
+
+func conflict(name string) error {
+	if name == attrID {
+		return &FormatError{Reason: ReasonConflictingID, Field: name}
+	}
+	return &FormatError{Reason: ReasonConflict, Field: name}
+}
+
+// isAttributeLine reports whether a line of this name belongs to an event.
+func isAttributeLine(name string) bool {
+	return len(name) >= 3 && lowerByte(name[0]) == 'c' && lowerByte(name[1]) == 'e' &&
+		(name[2] == '_' || name[2] == '-')
+}
+
+func isAttribute(f Field) bool { return isAttributeLine(f.Name) }
+
+// attributeOf returns the attribute, by its lower-case name, that a line states.
+func attributeOf(f *Field) (name, text string, ok bool) {
+	if !isAttributeLine(f.Name) {
+		return "", "", false
+	}
+	name = lower(f.Name[3:])
+	if f.Name[2] == '-' {
+		return name, percentDecode(f.Value), true
+	}
+	return name, string(f.Value), true
+}
+
+// withoutAttributes returns the lines of h that are not the envelope's.
+func withoutAttributes(h Header) Header {
+	var own Header
 	for _, f := range h {
-		if !isAttributeHeader(f.Name) {
-			rest = append(rest, f)
-			continue
+		if !isAttributeLine(f.Name) && !equalFold(f.Name, contentTypeName) {
+			own = append(own, f)
 		}
-		if strings.EqualFold(f.Name, "content-type") {
-			continue
-		}
-		name, v := strings.ToLower(f.Name[3:]), string(f.Value)
-		if f.Name[2] == '-' {
-			v = unescape(v)
-		}
-		if had, ok := a[name]; ok && had != v {
-			return nil, nil, malformed(ReasonConflict, f.Name[:3]+safeName(name), "it occurs with different values")
-		}
-		a[name] = v
 	}
-	if len(a) == 0 && content != "" {
-		rest = h
-	}
-	return a, rest, nil
-}
-
-// safeName keeps the names of unknown attributes out of error texts.
-func safeName(name string) string {
-	if coreAttribute(name) {
-		return name
-	}
-	return "extension"
+	return own
 }

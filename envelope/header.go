@@ -1,7 +1,5 @@
 package envelope
 
-import "strings"
-
 // Field is one header line.
 type Field struct {
 	Name  string
@@ -18,7 +16,7 @@ type Header []Field
 // The bytes belong to the header.
 func (h Header) Get(name string) ([]byte, bool) {
 	for i := range h {
-		if strings.EqualFold(h[i].Name, name) {
+		if equalFold(h[i].Name, name) {
 			return h[i].Value, true
 		}
 	}
@@ -29,7 +27,7 @@ func (h Header) Get(name string) ([]byte, bool) {
 func (h Header) Values(name string) [][]byte {
 	var vs [][]byte
 	for i := range h {
-		if strings.EqualFold(h[i].Name, name) {
+		if equalFold(h[i].Name, name) {
 			vs = append(vs, h[i].Value)
 		}
 	}
@@ -48,7 +46,7 @@ func (h *Header) Set(name string, value []byte) {
 	done := false
 	for _, f := range *h {
 		switch {
-		case !strings.EqualFold(f.Name, name):
+		case !equalFold(f.Name, name):
 			kept = append(kept, f)
 		case !done:
 			kept = append(kept, Field{Name: name, Value: value})
@@ -65,7 +63,7 @@ func (h *Header) Set(name string, value []byte) {
 func (h *Header) Del(name string) {
 	kept := (*h)[:0:0]
 	for _, f := range *h {
-		if !strings.EqualFold(f.Name, name) {
+		if !equalFold(f.Name, name) {
 			kept = append(kept, f)
 		}
 	}
@@ -82,4 +80,40 @@ func (h Header) Clone() Header {
 		c[i] = Field{Name: f.Name, Value: cloneBytes(f.Value)}
 	}
 	return c
+}
+
+// equalFold compares names without the case of ASCII letters. Unicode folding
+// would take the Kelvin sign for a k and the long s for an s, and let a
+// look-alike name speak for a known one.
+func equalFold(a, b string) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := 0; i < len(a); i++ {
+		if lowerByte(a[i]) != lowerByte(b[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+func lowerByte(c byte) byte {
+	if c >= 'A' && c <= 'Z' {
+		return c + ('a' - 'A')
+	}
+	return c
+}
+
+// lower returns s with its ASCII letters in lower case and the rest as it is.
+func lower(s string) string {
+	for i := 0; i < len(s); i++ {
+		if lowerByte(s[i]) != s[i] {
+			b := []byte(s)
+			for ; i < len(b); i++ {
+				b[i] = lowerByte(b[i])
+			}
+			return string(b)
+		}
+	}
+	return s
 }

@@ -2,199 +2,206 @@ package envelope
 
 import (
 	"bytes"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"io"
-	"mime"
+	"iter"
 	"slices"
-	"strings"
+	"strconv"
+	"unicode/utf16"
+	"unicode/utf8"
 )
 
-// decodeStructured reads the JSON format of CloudEvents 1.0.
-func decodeStructured(m *Message) (*Message, error) {
-	a, members, err := readObject(m.Body)
-	if err != nil {
-		return nil, err
-	}
-	d := *m
-	d.Header = nil
-	for _, f := range m.Header {
-		if !isAttributeHeader(f.Name) {
-			d.Header = append(d.Header, f)
-		}
-	}
-	if err := a.apply(&d); err != nil {
-		return nil, err
-	}
-	d.Body, err = payload(members, d.ContentType)
-	return &d, err
-}
+// encoding/json judges whether a text is JSON. It cannot do the rest: it takes
+// the last of two equal members, ignores the case of their names, and makes
+// U+FFFD of what is not Unicode, so that two ids would become one. The
+// functions here read only what it has found valid.
 
-// readObject splits the document into attributes and the two members that may
-// hold the payload. The document is read token by token, because a map would
-// hide a member that occurs twice.
-func readObject(doc []byte) (a attributes, members map[string]json.RawMessage, err error) {
-	dec := json.NewDecoder(bytes.NewReader(doc))
-	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
-		return nil, nil, malformed(ReasonBadJSON, "", "the body is not a JSON object")
-	}
-	a, members = attributes{}, map[string]json.RawMessage{}
-	seen := map[string]bool{}
-	for dec.More() {
-		t, err := dec.Token()
-		name, isName := t.(string)
-		var raw json.RawMessage
-		if err != nil || !isName || dec.Decode(&raw) != nil {
-			return nil, nil, malformed(ReasonBadJSON, "", "the body is not valid JSON")
-		}
-		if seen[name] && (coreAttribute(name) || name == "data" || name == "data_base64") {
-			return nil, nil, malformed(ReasonConflict, name, "it occurs twice in the document")
-		}
-		seen[name] = true
-		if name == "data" || name == "data_base64" {
-			members[name] = raw
-			continue
-		}
-		if err := a.addJSON(name, raw); err != nil {
-			return nil, nil, err
-		}
-	}
-	if _, err := dec.Token(); err != nil { // the closing brace
-		return nil, nil, malformed(ReasonBadJSON, "", "the body is not valid JSON")
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, nil, malformed(ReasonBadJSON, "", "there is something behind the document")
-	}
-	return a, members, nil
-}
+// maxNesting is how deep encoding/json goes before it calls a text invalid.
+const maxNesting = 10000
 
-// addJSON adds one member. Null is the same as absent. An attribute that we
-// need must be a string; an extension may be a number or boolean, which is
-// kept in its canonical form, and anything else is passed over, because real
-// producers send it and the event is readable without.
-func (a attributes) addJSON(name string, raw json.RawMessage) error {
-	if string(raw) == "null" {
-		return nil
+// checkObject refuses what is not one JSON object in UTF-8.
+func checkObject(b []byte) error {
+	if !json.Valid(b) {
+		return &FormatError{Reason: ReasonBadJSON, Detail: whereInvalid(b)}
 	}
-	if raw[0] == '"' {
-		var s string
-		if err := json.Unmarshal(raw, &s); err != nil {
-			return malformed(ReasonBadJSON, safeName(name), "it is not a valid JSON string")
-		}
-		a[name] = s
-		return nil
+	if !utf8.Valid(b) {
+		return &FormatError{Reason: ReasonBadEncoding}
 	}
-	if coreAttribute(name) {
-		return malformed(ReasonBadJSON, name, "it must be a string")
-	}
-	if raw[0] != '{' && raw[0] != '[' {
-		a[name] = string(raw)
+	if b[skipSpace(b, 0)] != '{' {
+		return &FormatError{Reason: ReasonNotAnObject}
 	}
 	return nil
 }
 
-// payload takes the payload out of the document, byte for byte where it is
-// JSON. Absent data is a nil body.
-func payload(members map[string]json.RawMessage, content string) ([]byte, error) {
-	data, hasData := members["data"]
-	encoded, hasBase64 := members["data_base64"]
-	switch {
-	case hasData && hasBase64:
-		return nil, malformed(ReasonBadData, "data", "both data and data_base64 are there")
-	case hasBase64:
-		return decodeBase64(encoded)
-	case !hasData:
-		return nil, nil
-	case isJSONType(content):
-		return data, nil
+// whereInvalid says where invalid JSON goes wrong. The message of encoding/json
+// itself would show a piece of the payload.
+func whereInvalid(b []byte) string {
+	if len(b) == 0 {
+		return "the body is empty"
 	}
-	var s string
-	if err := json.Unmarshal(data, &s); err != nil {
-		return data, nil // not a string: the producer meant JSON after all
+	var raw json.RawMessage
+	var syntax *json.SyntaxError
+	if errors.As(json.Unmarshal(b, &raw), &syntax) {
+		return "at byte " + strconv.FormatInt(syntax.Offset, 10)
 	}
-	return []byte(s), nil
+	return ""
 }
 
-func decodeBase64(raw json.RawMessage) ([]byte, error) {
-	var s string
-	if err := json.Unmarshal(raw, &s); err != nil {
-		return nil, malformed(ReasonBadData, "data_base64", "it must be a string")
-	}
-	b, err := base64.StdEncoding.Strict().DecodeString(s)
-	if err != nil {
-		return nil, malformed(ReasonBadData, "data_base64", "it is not valid base64")
-	}
-	return b, nil
-}
-
-// isJSONType reports whether data of that content type is a JSON value: so it
-// is when the type says nothing.
-func isJSONType(content string) bool {
-	if content == "" {
-		return true
-	}
-	media, _, err := mime.ParseMediaType(content)
-	if err != nil {
+// looksStructured reports whether b is a JSON object with a string member
+// specversion: an event of a sender that writes no header.
+func looksStructured(b []byte) bool {
+	if i := skipSpace(b, 0); i == len(b) || b[i] != '{' || !bytes.Contains(b, []byte(`"`+attrSpecversion+`"`)) || !json.Valid(b) {
 		return false
 	}
-	return strings.HasSuffix(media, "/json") || strings.HasSuffix(media, "+json")
-}
-
-// looksStructured recognises an event in JSON that nothing announces, as
-// senders of the NATS binding 1.0.2 send it.
-func looksStructured(body []byte) bool {
-	trimmed := bytes.TrimLeft(body, " \t\r\n")
-	if len(trimmed) == 0 || trimmed[0] != '{' || !bytes.Contains(body, []byte(`"specversion"`)) {
-		return false
-	}
-	var doc struct {
-		SpecVersion string `json:"specversion"`
-	}
-	return json.Unmarshal(body, &doc) == nil && doc.SpecVersion != ""
-}
-
-// marshalJSON writes the JSON format. A body that is valid JSON of a JSON
-// type goes in as it is, every other one as base64, so that reading gives the
-// same bytes back.
-func marshalJSON(a attributes, body []byte) ([]byte, error) {
-	names := make([]string, 0, len(a))
-	for name := range a {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	var b bytes.Buffer
-	b.WriteByte('{')
-	for i, name := range names {
-		if i > 0 {
-			b.WriteByte(',')
+	for name, value := range members(b) {
+		if name == attrSpecversion && value[0] == '"' {
+			return true
 		}
-		b.WriteString(`"` + name + `":`)
-		b.Write(quote(a[name]))
 	}
-	switch {
-	case body == nil:
-	case isJSONType(a["datacontenttype"]) && verbatim(body):
-		b.WriteString(`,"data":`)
-		b.Write(body)
-	default:
-		b.WriteString(`,"data_base64":"` + base64.StdEncoding.EncodeToString(body) + `"`)
-	}
-	b.WriteByte('}')
-	return b.Bytes(), nil
+	return false
 }
 
-// verbatim reports whether body, put into a document, comes out of a JSON
-// parser byte for byte: it is one valid value with no space around it.
-func verbatim(body []byte) bool {
-	return len(body) == len(bytes.TrimSpace(body)) && json.Valid(body)
+// members yields the members of the object that the valid JSON text b is, in
+// order and with repetitions. The values are slices of b, without spare
+// capacity.
+func members(b []byte) iter.Seq2[string, []byte] {
+	return func(yield func(string, []byte) bool) {
+		i := skipSpace(b, skipSpace(b, 0)+1)
+		for b[i] != '}' {
+			end := stringEnd(b, i)
+			name, _ := unquote(b[i:end])
+			i = skipSpace(b, skipSpace(b, end)+1) // over the colon
+			end = valueEnd(b, i)
+			if !yield(name, slices.Clip(bytes.TrimRight(b[i:end], jsonSpace))) {
+				return
+			}
+			if i = end; b[i] == ',' {
+				i = skipSpace(b, i+1)
+			}
+		}
+	}
 }
 
-// quote makes a JSON string of valid UTF-8.
-func quote(s string) []byte {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	_ = enc.Encode(s) // a string always has an encoding
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+const jsonSpace = " \t\r\n"
+
+// skipSpace returns the index of the first byte from i on that is no space.
+func skipSpace(b []byte, i int) int {
+	for i < len(b) && (b[i] == ' ' || b[i] == '\t' || b[i] == '\r' || b[i] == '\n') {
+		i++
+	}
+	return i
+}
+
+// stringEnd returns the index behind the string that begins at i.
+func stringEnd(b []byte, i int) int {
+	for i++; b[i] != '"'; i++ {
+		if b[i] == '\\' {
+			i++
+		}
+	}
+	return i + 1
+}
+
+// valueEnd returns the index of the comma or brace behind the member value
+// that begins at i.
+func valueEnd(b []byte, i int) int {
+	for depth := 0; ; {
+		switch b[i] {
+		case '"':
+			i = stringEnd(b, i)
+			continue
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth == 0 {
+				return i
+			}
+			depth--
+		case ',':
+			if depth == 0 {
+				return i
+			}
+		}
+		i++
+	}
+}
+
+// nesting returns how deep the valid JSON text b goes.
+func nesting(b []byte) int {
+	depth, deepest := 0, 0
+	for i := 0; i < len(b); i++ {
+		switch b[i] {
+		case '"':
+			i = stringEnd(b, i) - 1
+		case '{', '[':
+			depth++
+			deepest = max(deepest, depth)
+		case '}', ']':
+			depth--
+		}
+	}
+	return deepest
+}
+
+// unquote returns what a valid JSON string says, and whether that is Unicode.
+func unquote(b []byte) (string, bool) {
+	if bytes.IndexByte(b, '\\') < 0 {
+		return string(b[1 : len(b)-1]), true
+	}
+	if hasLoneSurrogate(b) {
+		return "", false
+	}
+	var s string
+	err := json.Unmarshal(b, &s)
+	return s, err == nil
+}
+
+// hasLoneSurrogate reports whether an escape in a valid JSON string is one half
+// of a character, for which encoding/json would put U+FFFD.
+func hasLoneSurrogate(b []byte) bool {
+	for i := 0; i < len(b); i++ {
+		if b[i] != '\\' {
+			continue
+		}
+		r := escapedUnit(b[i:])
+		if !utf16.IsSurrogate(r) {
+			i++
+			continue
+		}
+		if utf16.DecodeRune(r, escapedUnit(b[i+6:])) == utf8.RuneError {
+			return true
+		}
+		i += 11
+	}
+	return false
+}
+
+// escapedUnit returns the UTF-16 unit of the escape that b begins with, -1 if none.
+func escapedUnit(b []byte) rune {
+	if len(b) < 6 || b[0] != '\\' || b[1] != 'u' {
+		return -1
+	}
+	v, err := strconv.ParseUint(string(b[2:6]), 16, 16)
+	if err != nil {
+		return -1
+	}
+	return rune(v)
+}
+
+// appendJSONString appends the JSON string of valid UTF-8.
+func appendJSONString(b []byte, s string) []byte {
+	b = append(b, '"')
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case c == '"' || c == '\\':
+			b = append(b, '\\', c)
+		case c == '\n':
+			b = append(b, '\\', 'n')
+		case c < 0x20:
+			b = append(b, '\\', 'u', '0', '0', upperHex[c>>4], upperHex[c&15])
+		default:
+			b = append(b, c)
+		}
+	}
+	return append(b, '"')
 }

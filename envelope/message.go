@@ -8,7 +8,8 @@ import "time"
 // Header and Body are what was on the wire, and the CloudEvents attributes
 // (ID, Source, Type, Subject, ContentType, DataSchema, Extensions) are empty
 // until [Decode] has lifted them out. What a producer publishes has the
-// attributes set, and the adapter writes them in its broker's binding.
+// attributes set, and the adapter writes them in its broker's binding, with
+// [Binding.Encode].
 //
 // A Message is not safe for concurrent mutation. Whoever receives one may
 // read it and everything it points to, and must not modify the slices: an
@@ -26,7 +27,8 @@ type Message struct {
 	// DataSchema is the URI of the schema Body adheres to; empty when unknown.
 	DataSchema string
 	// Extensions are the CloudEvents attributes that have no field of their
-	// own, by lower-case name, in their canonical string form. May be nil.
+	// own, by lower-case name, in their canonical string form: "true", "42".
+	// May be nil.
 	Extensions map[string]string
 
 	// Topic is the Kafka topic or the NATS subject.
@@ -39,8 +41,9 @@ type Message struct {
 	Header Header
 	// Body is the payload. Nil is a tombstone, empty is an empty payload.
 	Body []byte
-	// Time is when the event happened (the time attribute), or when the broker
-	// stored it if the envelope does not say; the zero value is unknown.
+	// Time is when the event happened (the time attribute, in UTC after
+	// Decode), or when the broker stored it if the envelope does not say; the
+	// zero value is unknown.
 	Time time.Time
 
 	// Position is where the broker keeps this copy, for people and for logs:

@@ -169,7 +169,7 @@ func TestSQLite(t *testing.T) {
 	})
 }
 
-// TestSQLiteKeepsTheConnection: a failed Up must not leave a transaction open
+// TestSQLiteCancelled: a failed Up must not leave a transaction open
 // on a connection that goes back to the pool.
 func TestSQLiteCancelled(t *testing.T) {
 	db := sqliteDB(t)

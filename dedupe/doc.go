@@ -1,0 +1,40 @@
+// Package dedupe makes an event take effect once, however often it is
+// delivered: it records the event's [Key] in the same transaction as the
+// effect, so that there are both or neither.
+//
+// A [Store] is that, for one kind of scope: [github.com/jackc/pgx/v5.Tx] in
+// package pgdedupe, *sql.Tx in sqldedupe, and an in-memory one for tests in
+// memdedupe. Its only method, Once, claims a key, runs a function in a
+// transaction if the key is new, and commits effect, key and reply together.
+// What a copy of the event gets instead says what to do with it:
+//
+//   - [Duplicate] and [Conflict] are outcomes. The event is done: acknowledge.
+//   - [ErrInProgress], [ErrUnknownOutcome], [ErrUnavailable] and
+//     [ErrContention] are errors of which no message is to blame: do not
+//     acknowledge, and do not count them as failures of the message.
+//   - Every other error is the handler's.
+//
+// A store is built from a [TxDriver] by [NewTxStore], which holds the decisions
+// that all transactional stores share; the suite in package storetest shows
+// that a driver is right.
+//
+// # Invariants
+//
+//   - Committed effects per key are at most one, for the four parts of a key
+//     together. Two consumers of one event both run.
+//   - The key is claimed first, by an insert that a unique constraint decides.
+//     A copy that arrives meanwhile waits a bounded time for the owner to end,
+//     and is never answered as done before that.
+//   - Done and in progress are values of different types, so that no code can
+//     take the one for the other by a missing case.
+//   - The answer to a commit may be lost. That is neither success nor failure:
+//     nothing here retries it, and the next claim of the key shows what it was.
+//   - The fingerprint covers the identity. Stores keep 16 bytes of a key, and
+//     what meets there by chance must not pass for a duplicate.
+//   - A handler's transaction is checked when it comes back: one that was
+//     aborted and whose error was swallowed, or that was ended by the handler,
+//     is not success.
+//   - Errors of the store's own statements never count against a message: until
+//     the handler runs, nothing that fails can be its fault.
+//   - Expiry is judged by the store's clock, never by the process's.
+package dedupe

@@ -1,0 +1,125 @@
+// Package memharness is the storetest harness around memdedupe. It is apart so
+// that the suite's own tests can put broken drivers into it.
+package memharness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/unecho/unecho/dedupe"
+	"github.com/unecho/unecho/dedupe/memdedupe"
+	"github.com/unecho/unecho/dedupe/storetest"
+)
+
+// TxDriver is what can be put into a harness.
+type TxDriver = dedupe.TxDriver[*memdedupe.Tx]
+
+// Harness has every power that makes sense without a server.
+type Harness struct {
+	store  dedupe.Store[*memdedupe.Tx]
+	memory *memdedupe.Driver
+
+	mu      sync.Mutex
+	counts  map[string]int
+	aborted map[*memdedupe.Tx]bool
+	cut     func(tx *memdedupe.Tx, commit func() error) error // for the next commit
+}
+
+var errAborted = errors.New("memharness: a statement failed")
+
+// Open returns the harness of memdedupe.
+func Open(_ testing.TB, s storetest.Settings) storetest.Harness[*memdedupe.Tx] {
+	return New(s, func(d TxDriver) dedupe.Store[*memdedupe.Tx] { return dedupe.NewTxStore(d, nil) })
+}
+
+// New returns a harness whose store is what build makes of the driver.
+func New(s storetest.Settings, build func(d TxDriver) dedupe.Store[*memdedupe.Tx]) *Harness {
+	h := &Harness{
+		memory:  memdedupe.NewDriver(&memdedupe.Options{Wait: s.Wait}),
+		counts:  make(map[string]int),
+		aborted: make(map[*memdedupe.Tx]bool),
+	}
+	h.store = build(driver{h.memory, h})
+	return h
+}
+
+// Store implements storetest.Harness.
+func (h *Harness) Store() dedupe.Store[*memdedupe.Tx] { return h.store }
+
+// Add implements storetest.Harness.
+func (h *Harness) Add(_ context.Context, tx *memdedupe.Tx, name string) error {
+	return tx.OnCommit(func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.counts[name]++
+	})
+}
+
+// Count implements storetest.Harness.
+func (h *Harness) Count(_ testing.TB, name string) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.counts[name]
+}
+
+// Conflicts implements storetest.Harness.
+func (h *Harness) Conflicts(testing.TB) int { return len(h.memory.Conflicts()) }
+
+// Lost implements storetest.Retrier.
+func (h *Harness) Lost() error { return memdedupe.ErrConflict }
+
+// Abort implements storetest.Aborter, as a database does that refuses to
+// commit after a failed statement.
+func (h *Harness) Abort(_ context.Context, tx *memdedupe.Tx) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.aborted[tx] = true
+	return errAborted
+}
+
+// Ends implements storetest.Ender.
+func (h *Harness) Ends() []storetest.End[*memdedupe.Tx] {
+	return []storetest.End[*memdedupe.Tx]{{
+		Name: "rollback", Do: func(ctx context.Context, tx *memdedupe.Tx) error { return h.memory.Rollback(ctx, tx) },
+	}}
+}
+
+// CutCommit implements storetest.Cutter.
+func (h *Harness) CutCommit(applied bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.cut = func(tx *memdedupe.Tx, commit func() error) error {
+		end := commit
+		if !applied {
+			end = func() error { return h.memory.Rollback(context.Background(), tx) }
+		}
+		if err := end(); err != nil {
+			return err
+		}
+		return fmt.Errorf("memharness: the answer is lost: %w", dedupe.ErrUnknownOutcome)
+	}
+}
+
+// driver is memdedupe's with the faults of the harness.
+type driver struct {
+	*memdedupe.Driver
+	h *Harness
+}
+
+func (d driver) Commit(ctx context.Context, tx *memdedupe.Tx, c dedupe.Claim, reply []byte) error {
+	d.h.mu.Lock()
+	aborted, cut := d.h.aborted[tx], d.h.cut
+	d.h.cut = nil
+	d.h.mu.Unlock()
+	commit := func() error { return d.Driver.Commit(ctx, tx, c, reply) }
+	switch {
+	case aborted:
+		return errors.Join(dedupe.ErrScope, d.Rollback(ctx, tx))
+	case cut != nil:
+		return cut(tx, commit)
+	}
+	return commit()
+}

@@ -1,0 +1,185 @@
+package memdedupe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/unecho/unecho/dedupe"
+)
+
+// Options are the settings of [NewStore] and [NewDriver]. The zero value, and
+// nil, is the default.
+type Options struct {
+	// Wait is how long a claim waits for another holder of the key.
+	// Defaults to 2 s; -1 disables.
+	Wait time.Duration
+	// Tx are the settings of the transactions.
+	Tx dedupe.TxOptions
+}
+
+const defaultWait = 2 * time.Second
+
+// NewStore returns an empty store. o may be nil.
+func NewStore(o *Options) dedupe.Store[*Tx] {
+	if o == nil {
+		o = &Options{}
+	}
+	return dedupe.NewTxStore(NewDriver(o), &o.Tx)
+}
+
+// Driver is the store behind [NewStore], for those who want to look into it or
+// to build on it. It implements [dedupe.TxDriver]. It is safe for concurrent
+// use.
+type Driver struct {
+	wait time.Duration
+
+	mu        sync.Mutex
+	slots     map[dedupe.Key]*slot
+	expiry    expiryQueue // of slots that are done
+	conflicts map[conflict]dedupe.Claim
+}
+
+// slot is what is known about one key. A key that nobody holds or has done has
+// no slot.
+type slot struct {
+	key     dedupe.Key
+	record  *dedupe.Record // nil while a transaction holds the key
+	expires time.Time
+	changed chan struct{} // closed when the holder ends
+}
+
+type conflict struct {
+	key         dedupe.Key
+	fingerprint [32]byte
+}
+
+// NewDriver returns an empty driver. o may be nil.
+func NewDriver(o *Options) *Driver {
+	d := &Driver{wait: defaultWait, slots: make(map[dedupe.Key]*slot), conflicts: make(map[conflict]dedupe.Claim)}
+	if o != nil && o.Wait != 0 {
+		d.wait = max(o.Wait, 0)
+	}
+	return d
+}
+
+// ErrConflict is what a handler returns to be run again at once in a
+// transaction of its own, as after a serialization failure of a database.
+var ErrConflict = errors.New("memdedupe: the transaction lost against another one")
+
+// Begin implements [dedupe.TxDriver].
+func (d *Driver) Begin(ctx context.Context, c dedupe.Claim) (*Tx, *dedupe.Record, error) {
+	deadline := time.NewTimer(d.wait)
+	defer deadline.Stop()
+	for {
+		tx, prior, busy := d.claim(c)
+		if busy == nil {
+			return tx, prior, nil
+		}
+		select {
+		case <-busy:
+		case <-deadline.C:
+			return nil, nil, fmt.Errorf("memdedupe: %w: waited %v", dedupe.ErrInProgress, d.wait)
+		case <-ctx.Done():
+			return nil, nil, fmt.Errorf("memdedupe: wait for another holder of the key: %w", ctx.Err())
+		}
+	}
+}
+
+// claim returns a transaction, or the record of a key that is done, or the
+// channel that is closed when the present holder ends.
+func (d *Driver) claim(c dedupe.Claim) (*Tx, *dedupe.Record, <-chan struct{}) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.expire(time.Now())
+	s := d.slots[c.Key]
+	switch {
+	case s == nil:
+		s = &slot{key: c.Key, changed: make(chan struct{})}
+		d.slots[c.Key] = s
+		return &Tx{driver: d, slot: s, begun: time.Now()}, nil, nil
+	case s.record == nil:
+		return nil, nil, s.changed
+	}
+	prior := *s.record
+	prior.Reply = clone(prior.Reply)
+	return nil, &prior, nil
+}
+
+// Commit implements [dedupe.TxDriver]: it runs what was staged, and nobody sees
+// the key as done before, or anything of it undone after.
+func (d *Driver) Commit(_ context.Context, tx *Tx, c dedupe.Claim, reply []byte) error {
+	staged, err := tx.end()
+	if err != nil {
+		return fmt.Errorf("memdedupe: %w: %w", dedupe.ErrScope, err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, apply := range staged {
+		apply()
+	}
+	s := tx.slot
+	s.record = &dedupe.Record{Fingerprint: c.Fingerprint, Reply: clone(reply), DoneAt: time.Now()}
+	s.expires = tx.begun.Add(c.Retain)
+	d.expiry.push(s)
+	close(s.changed)
+	return nil
+}
+
+// Rollback implements [dedupe.TxDriver].
+func (d *Driver) Rollback(_ context.Context, tx *Tx) error {
+	if _, err := tx.end(); err != nil {
+		return nil // after Commit it does nothing
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.slots, tx.slot.key)
+	close(tx.slot.changed)
+	return nil
+}
+
+// Conflict implements [dedupe.TxDriver].
+func (d *Driver) Conflict(_ context.Context, c dedupe.Claim, _ dedupe.Record) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.conflicts[conflict{c.Key, c.Fingerprint}] = c
+	return nil
+}
+
+// Classify implements [dedupe.TxDriver].
+func (d *Driver) Classify(err error) dedupe.Class {
+	if errors.Is(err, ErrConflict) {
+		return dedupe.ClassRetry
+	}
+	return dedupe.ClassOther
+}
+
+// Conflicts returns the claims that met their key done with another
+// fingerprint, one for each key and fingerprint, in no order.
+func (d *Driver) Conflicts() []dedupe.Claim {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	out := make([]dedupe.Claim, 0, len(d.conflicts))
+	for _, c := range d.conflicts {
+		out = append(out, c)
+	}
+	return out
+}
+
+// expire drops the keys whose time is over at now. The caller holds mu.
+func (d *Driver) expire(now time.Time) {
+	for len(d.expiry) > 0 && !d.expiry[0].expires.After(now) {
+		s := d.expiry.pop()
+		delete(d.slots, s.key)
+	}
+}
+
+// clone keeps nil nil and empty empty.
+func clone(b []byte) []byte {
+	if b == nil {
+		return nil
+	}
+	return append([]byte{}, b...)
+}
