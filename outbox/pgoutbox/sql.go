@@ -45,11 +45,14 @@ func statements(n names) sqlTexts {
 				where shard = 0 and xid = any(array(select pg_snapshot_xip($1::text::pg_snapshot)))
 					and pg_visible_in_snapshot(xid, $2::text::pg_snapshot) and id > $3
 			) w order by id limit $4`),
+		// One reading of the clock for the whole statement: with one for each
+		// row a head could be judged not due and the row behind it, a moment
+		// later, free to go.
 		due: fill(`select ` + columnsOf("h") + `, h.attempts from HELD h
-			where h.shard = 0 and not h.parked and h.due_at <= clock_timestamp()
+			where h.shard = 0 and not h.parked and h.due_at <= statement_timestamp()
 				and (h.key is null or not exists (select 1 from HELD e
 					where e.shard = 0 and e.topic = h.topic and e.key = h.key and e.id < h.id and e.blocks
-						and (e.parked or e.due_at > clock_timestamp())))
+						and (e.parked or e.due_at > statement_timestamp())))
 			order by h.id limit $1`),
 		page: fill(`select ` + columnsOf("o") + `,
 				case when o.key is null then 0 else (select count(*) from HELD h

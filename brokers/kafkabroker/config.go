@@ -1,0 +1,165 @@
+package kafkabroker
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/sasl"
+)
+
+// Start says where a group begins to read a partition for which it has no
+// committed offset.
+type Start int
+
+const (
+	// Oldest begins at the oldest message there is.
+	Oldest Start = iota
+	// Newest begins behind the newest message. The position is committed at
+	// once, so that a crash before the first message does not move it.
+	Newest
+)
+
+// OutOfRange says what happens when the committed offset is not in the log
+// (any more): retention has deleted what was not consumed yet, or the topic was
+// created anew.
+type OutOfRange int
+
+const (
+	// Fail ends Receive with an error that matches ErrOutOfRange: messages are
+	// lost, and a person should know.
+	Fail OutOfRange = iota
+	// ResetToOldest goes on at the oldest message there is.
+	ResetToOldest
+	// ResetToNewest goes on behind the newest message.
+	ResetToNewest
+)
+
+// ErrOutOfRange: the group's offset of a partition is not in the log.
+var ErrOutOfRange = errors.New("kafkabroker: the committed offset is out of range")
+
+// Config are the settings of [NewSource]. Brokers, GroupID and Topics are
+// mandatory, the zero value of everything else is the default.
+type Config struct {
+	// Brokers are addresses of brokers to start from, host:port.
+	Brokers []string
+	// GroupID is the consumer group.
+	GroupID string
+	// Topics are what the group consumes. A topic that does not exist yet is
+	// picked up when it appears.
+	Topics []string
+	// TLS is used for all connections. Defaults to none.
+	TLS *tls.Config
+	// SASL authenticates all connections. Defaults to none.
+	SASL sasl.Mechanism
+	// ClientID is shown by the broker. Defaults to "unecho".
+	ClientID string
+	// Start defaults to Oldest.
+	Start Start
+	// OutOfRange defaults to Fail.
+	OutOfRange OutOfRange
+	// SessionTimeout is after how long without a heartbeat the group gives
+	// our partitions to others. Defaults to 10 s.
+	SessionTimeout time.Duration
+	// HeartbeatInterval defaults to a fifth of SessionTimeout.
+	HeartbeatInterval time.Duration
+	// RebalanceTimeout is how long the group waits for a member that has to
+	// give partitions back. Defaults to 30 s.
+	RebalanceTimeout time.Duration
+	// CommitInterval is how long progress may wait to be committed. Defaults
+	// to 200 ms.
+	CommitInterval time.Duration
+	// Window bounds the messages of one partition that were received and not
+	// settled, or settled and not committable because an earlier one is not.
+	// Defaults to 64.
+	Window int
+	// WindowBytes bounds the same in bytes; one message always passes.
+	// Defaults to 4 MiB.
+	WindowBytes int
+	// FetchBytes is how much of a partition is fetched at once. A larger
+	// message passes. Defaults to 1 MiB.
+	FetchBytes int
+	// OnError is told of errors that the source waits out: a broker that is
+	// away, a join that failed. It must not block. Defaults to none.
+	OnError func(error)
+}
+
+func (c Config) normal() (Config, error) {
+	switch {
+	case len(c.Brokers) == 0:
+		return c, errors.New("kafkabroker: Config.Brokers is empty")
+	case c.GroupID == "":
+		return c, errors.New("kafkabroker: Config.GroupID is empty")
+	case len(c.Topics) == 0:
+		return c, errors.New("kafkabroker: Config.Topics is empty")
+	}
+	duration := func(d *time.Duration, def time.Duration) {
+		if *d <= 0 {
+			*d = def
+		}
+	}
+	number := func(n *int, def int) {
+		if *n <= 0 {
+			*n = def
+		}
+	}
+	duration(&c.SessionTimeout, 10*time.Second)
+	duration(&c.HeartbeatInterval, c.SessionTimeout/5)
+	duration(&c.RebalanceTimeout, 30*time.Second)
+	duration(&c.CommitInterval, 200*time.Millisecond)
+	number(&c.Window, 64)
+	number(&c.WindowBytes, 4<<20)
+	number(&c.FetchBytes, 1<<20)
+	if c.ClientID == "" {
+		c.ClientID = "unecho"
+	}
+	if c.OnError == nil {
+		c.OnError = func(error) {}
+	}
+	if c.HeartbeatInterval >= c.SessionTimeout {
+		return c, fmt.Errorf("kafkabroker: HeartbeatInterval %v must be less than SessionTimeout %v", c.HeartbeatInterval, c.SessionTimeout)
+	}
+	return c, nil
+}
+
+// drain is how long handlers may go on when a generation has ended. No
+// heartbeats are sent by then, so the session runs out as well.
+func (c Config) drain() time.Duration {
+	d := min(c.SessionTimeout, c.RebalanceTimeout)
+	return d - d/5
+}
+
+// dialTimeout bounds making a connection.
+const dialTimeout = 5 * time.Second
+
+// transport is for fetches, produces and everything else but group membership.
+// Its metadata must be young: it is what finds a new leader.
+func transport(clientID string, t *tls.Config, s sasl.Mechanism) *kafka.Transport {
+	return &kafka.Transport{ClientID: clientID, TLS: t, SASL: s, DialTimeout: dialTimeout,
+		MetadataTTL: time.Second, IdleTimeout: 30 * time.Second}
+}
+
+func (c Config) dialer() *kafka.Dialer {
+	return &kafka.Dialer{ClientID: c.ClientID, TLS: c.TLS, SASLMechanism: c.SASL, Timeout: dialTimeout, DualStack: true}
+}
+
+// CreateTopic creates a topic with one replica and waits until the broker has
+// taken note. It is for development and tests: production topics want
+// replicas, retention and an owner. A topic that exists is no error.
+func CreateTopic(ctx context.Context, brokers []string, topic string, partitions int) error {
+	tr := transport("unecho", nil, nil)
+	defer tr.CloseIdleConnections()
+	c := &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr, Timeout: 10 * time.Second}
+	res, err := c.CreateTopics(ctx, &kafka.CreateTopicsRequest{
+		Topics: []kafka.TopicConfig{{Topic: topic, NumPartitions: partitions, ReplicationFactor: 1}}})
+	if err == nil {
+		err = res.Errors[topic]
+	}
+	if err != nil && !errors.Is(err, kafka.TopicAlreadyExists) {
+		return fmt.Errorf("kafkabroker: create topic %s: %w", topic, err)
+	}
+	return nil
+}

@@ -1,0 +1,43 @@
+// Package kafkabroker consumes from and publishes to Apache Kafka, on
+// segmentio/kafka-go.
+//
+// A [Source] is a member of a consumer group. It is built on kafka-go's
+// ConsumerGroup and on fetch requests of its own, not on kafka.Reader, which
+// hands out messages of generations that have ended, commits for whichever
+// generation is live, lets an offset go backwards, shows control records and
+// aborted ones as messages, and cannot tell a null value from an empty one.
+// A [Publisher] sends produce requests of its own, one at a time for each
+// partition, so that a batch that fails is not overtaken by the next one, which
+// kafka.Writer cannot promise.
+//
+// # Defaults
+//
+//   - Session time-out 10 s, heartbeat every 2 s: a consumer that was killed is
+//     replaced after 10 s, and four heartbeats may be lost before a live one is.
+//     Shorter ones mistake a pause of the garbage collector or of the machine
+//     for a death, and every mistake is a rebalance.
+//   - Rebalance time-out 30 s. The time that handlers have to finish when a
+//     partition is taken away is the lesser of the two, less a margin, because
+//     kafka-go sends no heartbeats once a generation has ended.
+//   - Window of 64 unsettled messages and 4 MiB for each partition: enough to
+//     hide the way to the broker, and what a slow handler can pile up is bounded.
+//   - Offsets are committed at most 200 ms after progress: they only decide how
+//     much is delivered again after a crash, all of which is recognised.
+//
+// # Invariants
+//
+//   - The offset committed for a partition is that of the lowest delivery that
+//     is not settled, or what follows the last one. It never goes backwards
+//     within a generation, is never committed for a generation that has ended,
+//     and never covers a message that was not handed out.
+//   - Offsets have gaps (control records, compaction): "contiguous" is about
+//     the messages that were delivered, in their order.
+//   - When a generation ends its deliveries are told to stop, those that run may
+//     finish within the bound, what they did is committed, and only then is the
+//     rest lost and the group joined again.
+//   - After a broken connection kafka-go forgets its member id and joins as a
+//     new member, while the coordinator waits for the old one to time out. So
+//     the source leaves the group for the old id, until that is answered.
+//   - A broken connection is not a lost generation: a commit that met one is
+//     tried again.
+package kafkabroker

@@ -1,0 +1,222 @@
+package kafkabroker
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+
+	"github.com/segmentio/kafka-go"
+
+	"github.com/unecho/unecho/brokers"
+)
+
+// Source consumes topics as a member of a consumer group. It implements
+// brokers.Source. The lane of a delivery is its partition.
+type Source struct {
+	c         Config
+	addr      net.Addr
+	transport *kafka.Transport
+	group     *kafka.ConsumerGroup
+
+	stop context.CancelFunc // ends the loop of generations
+	loop chan struct{}      // closed when it has ended
+
+	mu      sync.Mutex
+	gen     *generation   // nil between generations
+	turn    int           // the partition that is looked at first, for fairness
+	changed chan struct{} // closed and replaced whenever there may be something to receive
+	fatal   error         // why the source cannot go on
+	closed  bool
+}
+
+// NewSource joins the consumer group, in the background, and returns. A broker
+// that cannot be reached is not an error: Receive waits for it. An error means
+// that the configuration makes no sense.
+func NewSource(c Config) (*Source, error) {
+	c, err := c.normal()
+	if err != nil {
+		return nil, err
+	}
+	s := &Source{c: c, addr: kafka.TCP(c.Brokers...), transport: transport(c.ClientID, c.TLS, c.SASL),
+		loop: make(chan struct{}), changed: make(chan struct{})}
+	s.group, err = kafka.NewConsumerGroup(kafka.ConsumerGroupConfig{
+		ID: c.GroupID, Brokers: c.Brokers, Topics: c.Topics, Dialer: c.dialer(),
+		GroupBalancers:        []kafka.GroupBalancer{kafka.RangeGroupBalancer{}, kafka.RoundRobinGroupBalancer{}},
+		HeartbeatInterval:     c.HeartbeatInterval,
+		SessionTimeout:        c.SessionTimeout,
+		RebalanceTimeout:      c.RebalanceTimeout,
+		JoinGroupBackoff:      joinBackoff,
+		WatchPartitionChanges: true, // without it a topic that is missing at the join stays unassigned for ever
+		StartOffset:           kafka.FirstOffset,
+		Timeout:               dialTimeout,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("kafkabroker: %w", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s.stop = cancel
+	go func() {
+		defer close(s.loop)
+		s.generations(ctx)
+	}()
+	return s, nil
+}
+
+// Receive implements brokers.Source. It takes turns between the partitions.
+func (s *Source) Receive(ctx context.Context) (*brokers.Delivery, error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		d, changed, err := s.take()
+		if d != nil || err != nil {
+			return d, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// take returns a delivery, or a channel that closes when it is worth another try.
+func (s *Source) take() (*brokers.Delivery, <-chan struct{}, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return nil, nil, brokers.ErrClosed
+	case s.fatal != nil:
+		return nil, nil, s.fatal
+	case s.gen == nil || s.gen.draining:
+		return nil, s.changed, nil
+	}
+	n := len(s.gen.parts)
+	for i := range n {
+		p := s.gen.parts[(s.turn+i)%n]
+		if len(p.buffer) == 0 || !p.room(&s.c) {
+			continue
+		}
+		s.turn = (s.turn + i + 1) % n
+		return p.hand(), nil, nil
+	}
+	return nil, s.changed, nil
+}
+
+// wake lets Receive and the fetchers look again. s.mu is held.
+func (s *Source) wake() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// handle is the adapter's part of a delivery.
+type handle struct {
+	p *partition
+	e *entry
+}
+
+// Ack implements brokers.Source. The offset is committed within the commit
+// interval; until then a crash brings the message back.
+func (s *Source) Ack(_ context.Context, d *brokers.Delivery) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h, err := s.live(d)
+	if err != nil {
+		return err
+	}
+	h.p.track.done(h.e)
+	h.p.gen.progress()
+	s.wake()
+	return nil
+}
+
+// Return implements brokers.Source. Kafka cannot take one message back: the
+// partition is read again from it on, and the deliveries behind it are lost.
+func (s *Source) Return(_ context.Context, d *brokers.Delivery) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h, err := s.live(d)
+	if err != nil {
+		return err
+	}
+	if h.p.gen.draining {
+		h.e.settled = returned // the next owner reads on from here
+		h.p.gen.progress()
+		return nil
+	}
+	h.p.rewind(h.e)
+	s.wake()
+	return nil
+}
+
+// live returns the handle of a delivery of this generation that is not
+// settled. s.mu is held.
+func (s *Source) live(d *brokers.Delivery) (handle, error) {
+	h, ok := d.Handle.(handle)
+	if !ok || s.closed || s.gen == nil || h.p.gen != s.gen || h.e.settled != running {
+		return handle{}, brokers.ErrLost
+	}
+	return h, nil
+}
+
+// Stuck is a message that keeps its partition's offset from moving.
+type Stuck struct {
+	Topic     string
+	Partition int
+	// Offset is that of the lowest delivery that is not settled.
+	Offset int64
+	// Behind is how many deliveries wait behind it, settled or not.
+	Behind int
+}
+
+// Stuck returns, for every partition whose window is full, what it waits for.
+func (s *Source) Stuck() []Stuck {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []Stuck
+	if s.gen == nil {
+		return nil
+	}
+	for _, p := range s.gen.parts {
+		if !p.room(&s.c) {
+			out = append(out, Stuck{Topic: p.topic, Partition: p.id, Offset: p.track.position(), Behind: len(p.track.open) - 1})
+		}
+	}
+	return out
+}
+
+// Close implements brokers.Source. What was acknowledged is committed, and the
+// group is left, so that its partitions go to others at once. It takes as long
+// as the coordinator takes to answer, at most some 15 s.
+func (s *Source) Close() error {
+	s.mu.Lock()
+	first := !s.closed
+	s.closed = true
+	s.wake()
+	if s.gen != nil {
+		s.gen.progress() // a drain that waits need not any more
+	}
+	s.mu.Unlock()
+	if !first {
+		<-s.loop
+		return nil
+	}
+	s.stop()
+	err := s.group.Close()
+	<-s.loop
+	s.transport.CloseIdleConnections()
+	if err != nil {
+		return fmt.Errorf("kafkabroker: close: %w", err)
+	}
+	return nil
+}
+
+func (s *Source) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fatal == nil {
+		s.fatal = err
+	}
+	s.wake()
+}

@@ -1,0 +1,242 @@
+package membroker
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/unecho/unecho/brokers"
+)
+
+// group is a consumer group on one topic.
+type group struct {
+	name    string
+	topic   string
+	members []*Source
+	next    []int64 // committed offset by partition: everything below is done
+}
+
+// Source receives from one topic as a member of a group. It implements
+// brokers.Source and brokers.Demander.
+type Source struct {
+	b      *Broker
+	g      *group
+	bound  int // of unsettled deliveries; 0 is none
+	turn   int // the partition that is looked at first, for fairness
+	parts  map[int]*claim
+	closed bool
+}
+
+// claim is a partition as it is held by a source.
+type claim struct {
+	read     int64          // next offset to hand out
+	done     map[int64]bool // settled above the committed offset
+	open     map[int64]*handle
+	stopping chan struct{}
+	lost     chan struct{}
+}
+
+// handle is the adapter's part of a delivery.
+type handle struct {
+	c         *claim
+	partition int
+	offset    int64
+}
+
+// Source returns a new member of a group of a topic, from whose committed
+// offset, or from the oldest message, it receives. The partitions are shared
+// out anew among the members.
+func (b *Broker) Source(topic, groupName string) *Source {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t := b.topics[topic]
+	if t == nil {
+		panic(fmt.Sprintf("membroker: Source: there is no topic %q", topic))
+	}
+	key := groupKey{topic, groupName}
+	g := b.groups[key]
+	if g == nil {
+		g = &group{name: groupName, topic: topic, next: make([]int64, len(t.partitions))}
+		b.groups[key] = g
+	}
+	s := &Source{b: b, g: g}
+	g.members = append(g.members, s)
+	g.rebalance()
+	b.wake()
+	return s
+}
+
+// Rebalance takes all partitions of a group of a topic away and shares them
+// out anew: unsettled deliveries are lost and come back.
+func (b *Broker) Rebalance(topic, groupName string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if g := b.groups[groupKey{topic, groupName}]; g != nil {
+		g.rebalance()
+		b.wake()
+	}
+}
+
+// Committed returns the committed offsets of a group by partition; nil if
+// there is no such group.
+func (b *Broker) Committed(topic, groupName string) []int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if g := b.groups[groupKey{topic, groupName}]; g != nil {
+		return slices.Clone(g.next)
+	}
+	return nil
+}
+
+func (g *group) rebalance() {
+	for _, m := range g.members {
+		for _, c := range m.parts {
+			close(c.stopping)
+			close(c.lost)
+		}
+		m.parts = make(map[int]*claim)
+	}
+	for p := range g.next {
+		if len(g.members) == 0 {
+			return
+		}
+		m := g.members[p%len(g.members)]
+		m.parts[p] = &claim{read: g.next[p], done: map[int64]bool{}, open: map[int64]*handle{},
+			stopping: make(chan struct{}), lost: make(chan struct{})}
+	}
+}
+
+// Demand implements brokers.Demander.
+func (s *Source) Demand(workers int) {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.bound = workers
+}
+
+// Receive implements brokers.Source.
+func (s *Source) Receive(ctx context.Context) (*brokers.Delivery, error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		d, changed, err := s.take()
+		if d != nil || err != nil {
+			return d, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// take returns a delivery, or a channel that closes when it is worth another try.
+func (s *Source) take() (*brokers.Delivery, <-chan struct{}, error) {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	if s.closed {
+		return nil, nil, brokers.ErrClosed
+	}
+	unsettled := 0
+	for _, c := range s.parts {
+		unsettled += len(c.open)
+	}
+	if s.bound > 0 && unsettled >= s.bound {
+		return nil, s.b.changed, nil
+	}
+	n := len(s.g.next)
+	for i := range n {
+		p := (s.turn + i) % n
+		c, records := s.parts[p], s.b.topics[s.g.topic].partitions[p].records
+		if c == nil || c.read >= int64(len(records)) {
+			continue
+		}
+		s.turn = p + 1
+		h := &handle{c: c, partition: p, offset: c.read}
+		c.open[h.offset] = h
+		c.read++
+		return &brokers.Delivery{Message: records[h.offset].Clone(), Lane: fmt.Sprintf("%s/%d", s.g.topic, p),
+			Stopping: c.stopping, Lost: c.lost, Handle: h}, nil, nil
+	}
+	return nil, s.b.changed, nil
+}
+
+// Ack implements brokers.Source.
+func (s *Source) Ack(ctx context.Context, d *brokers.Delivery) error {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	h, err := s.settle(d)
+	if err != nil {
+		return err
+	}
+	if s.b.faults.DropAck != nil && s.b.faults.DropAck(d) {
+		s.rewind(h)
+		return nil
+	}
+	h.c.done[h.offset] = true
+	for h.c.done[s.g.next[h.partition]] {
+		delete(h.c.done, s.g.next[h.partition])
+		s.g.next[h.partition]++
+	}
+	s.b.wake()
+	return nil
+}
+
+// Return implements brokers.Source: the partition is read again from d on.
+func (s *Source) Return(ctx context.Context, d *brokers.Delivery) error {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	h, err := s.settle(d)
+	if err != nil {
+		return err
+	}
+	s.rewind(h)
+	return nil
+}
+
+// settle takes d out of what is open.
+func (s *Source) settle(d *brokers.Delivery) (*handle, error) {
+	h, ok := d.Handle.(*handle)
+	if !ok || h.c != s.parts[h.partition] || h.c.open[h.offset] != h {
+		return nil, brokers.ErrLost
+	}
+	delete(h.c.open, h.offset)
+	return h, nil
+}
+
+// rewind has the partition read again from h on. Later deliveries of it are
+// forgotten, whether they were settled or not: they come again.
+func (s *Source) rewind(h *handle) {
+	c := h.c
+	for o := range c.open {
+		if o > h.offset {
+			delete(c.open, o)
+		}
+	}
+	for o := range c.done {
+		if o > h.offset {
+			delete(c.done, o)
+		}
+	}
+	c.read = h.offset
+	s.b.wake()
+}
+
+// Close implements brokers.Source.
+func (s *Source) Close() error {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	s.g.members = slices.DeleteFunc(s.g.members, func(m *Source) bool { return m == s })
+	for _, c := range s.parts {
+		close(c.stopping)
+		close(c.lost)
+	}
+	s.parts = nil
+	s.g.rebalance()
+	s.b.wake()
+	return nil
+}
