@@ -49,6 +49,7 @@ func TestRunRetriesInTheLaneAndKeepsOrder(t *testing.T) {
 		src.deliver("l", "p0")
 		src.deliver("l", "p1")
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		b.expect("ack p0", "ack p1")
 		if want := []string{"p0", "p0", "p0", "p1"}; !slices.Equal(ran, want) {
 			t.Errorf("ran %q, want %q", ran, want)
@@ -74,6 +75,7 @@ func TestRunDeadLettersWhenAttemptsAreSpent(t *testing.T) {
 				})
 				s.deliver(lane, "p0")
 				time.Sleep(time.Hour)
+				synctest.Wait()
 				if runs.Load() != 3 {
 					t.Errorf("the handler ran %d times, want 3", runs.Load())
 				}
@@ -148,6 +150,7 @@ func TestB52DeadLetterFailureHoldsTheAck(t *testing.T) {
 		b.expect()
 		b.expectDead()
 		time.Sleep(time.Hour)
+		synctest.Wait()
 		b.expect("ack p0")
 		b.expectDead("p0 permanent 0")
 		if runs.Load() != 1 {
@@ -179,9 +182,11 @@ func TestB42OutageMakesNoDeadLetters(t *testing.T) {
 			src.deliver("", fmt.Sprint("p", i))
 		}
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		calls.Store(0)
 		most.Store(0)
 		time.Sleep(time.Hour)
+		synctest.Wait()
 		if n := calls.Load(); n < 100 || n > 600 {
 			t.Errorf("%d calls in an hour of outage, want a probe every 15 to 30 s", n)
 		}
@@ -194,6 +199,7 @@ func TestB42OutageMakesNoDeadLetters(t *testing.T) {
 		b.expect()
 		down.Store(false)
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if n := len(src.notes()); n != 50 {
 			t.Errorf("%d settled after the outage, want 50", n)
 		}
@@ -217,6 +223,7 @@ func TestRunWaitsForAnotherHolder(t *testing.T) {
 			synctest.Wait()
 			b.expect()
 			time.Sleep(time.Hour)
+			synctest.Wait()
 			b.expect("ack p0")
 			b.expectDead()
 			b.stop()
@@ -238,6 +245,7 @@ func TestRunSurvivesPanics(t *testing.T) {
 		src.deliver("l", "p0")
 		src.deliver("l", "p1")
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		b.expect("ack p0", "ack p1")
 		var p *PanicError
 		if !errors.As(last, &p) || !errors.Is(last, errBoom) || !strings.Contains(string(p.Stack), "TestRunSurvivesPanics") {
@@ -274,6 +282,7 @@ func TestB51HandlerThatAlwaysTimesOutIsDeadLettered(t *testing.T) {
 		})
 		src.deliver("l", "p0")
 		time.Sleep(time.Hour)
+		synctest.Wait()
 		b.expect("ack p0")
 		b.expectDead("p0 failed 3")
 		b.stop()
@@ -428,6 +437,7 @@ func TestConcurrencyIsBoundedAndLanesAreSerial(t *testing.T) {
 			src.deliver(lane, fmt.Sprintf("%s/%d", lane, i))
 		}
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if most != 4 {
 			t.Errorf("%d handlers at once, want 4", most)
 		}
