@@ -136,6 +136,7 @@ func unsettledComesBack(t testing.TB, f Fixture) {
 	}
 	closeSource(t, src)
 	got := settledOnce(t, 3, f.Source(t, "g"))[0]
+	slices.Sort(got) // a broker without lanes may deliver again in any order
 	if !slices.Equal(got, []string{"k-2", "k-3", "k-4"}) {
 		t.Errorf("came back: %q", got)
 	}

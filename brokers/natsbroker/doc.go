@@ -1,0 +1,45 @@
+// Package natsbroker consumes from and publishes to NATS JetStream, on
+// nats-io/nats.go and its jetstream package.
+//
+// A [Source] is a durable pull consumer. Its deliveries have no lane: JetStream
+// delivers again what was not acknowledged, behind what came later, so there is
+// no order to promise. A [Publisher] publishes asynchronously in a bounded
+// window, with a time-out on every acknowledgement.
+//
+// NATS has no ordering key and cannot tell a null body from an empty one: a Key
+// orders the publishes of one Publisher and is not carried, and an empty body is
+// received as empty, never as null.
+//
+// # Defaults
+//
+//   - AckWait 30 s, and a heartbeat (in progress) every third of it for every
+//     delivery in hand, waiting or running: a consumer that was killed is
+//     replaced after AckWait, however long its handlers take.
+//   - As many deliveries are in hand as there are workers: what waits in a
+//     client's buffer cannot go to another one.
+//   - Pulls last 5 s with a server heartbeat every second, so that a change of
+//     the leader that the client did not see costs 2 s.
+//
+// # Durability
+//
+// JetStream acknowledges a publish before it has synced the file: by default it
+// syncs every two minutes, and loses on power failure what it acknowledged since.
+// Set sync_interval to always in the server's configuration, or replicate the
+// stream, and keep sent rows in the outbox for long enough to publish them again.
+//
+// # Invariants
+//
+//   - The server does not compare delivery numbers: a late acknowledgement or
+//     heartbeat would settle a delivery that another worker has by now. So
+//     nothing is sent for a delivery whose last confirmed heartbeat, or receipt,
+//     is AckWait ago, less a tenth. Such a delivery is lost.
+//   - A heartbeat counts only if the server has answered a ping sent behind it:
+//     publishing succeeds while the connection is away.
+//   - Failures are handed back with a delay, never with a bare nak, which comes
+//     back at once and ignores any back-off. A consumer with a BackOff is
+//     refused, since that overrides AckWait.
+//   - The message id by which the server recognises a repeated publish covers the
+//     event's identity and the subject: one event on two subjects of a stream is
+//     two messages. If the server calls a publish a duplicate, the stored message
+//     is looked at before that is believed.
+package natsbroker

@@ -1,0 +1,312 @@
+package natsbroker
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/unecho/unecho/brokers"
+	"github.com/unecho/unecho/envelope"
+)
+
+// PublisherConfig are the settings of [NewPublisher]. The zero value is the
+// default.
+type PublisherConfig struct {
+	// Mode is how CloudEvents are written. Defaults to envelope.Binary.
+	Mode envelope.Mode
+	// Window is how many publishes may be unanswered at a time. Defaults to 512.
+	Window int
+	// Timeout bounds the wait for one acknowledgement. Defaults to 5 s.
+	Timeout time.Duration
+}
+
+// Publisher publishes to JetStream. It implements brokers.Publisher. Only one
+// message of a topic and key is unanswered at a time.
+type Publisher struct {
+	nc *nats.Conn
+	js jetstream.JetStream
+	c  PublisherConfig
+
+	duplicates atomic.Int64
+
+	mu       sync.Mutex
+	closed   bool
+	inFlight sync.WaitGroup
+}
+
+// NewPublisher returns a publisher on nc, which stays the caller's.
+func NewPublisher(nc *nats.Conn, c PublisherConfig) (*Publisher, error) {
+	if nc == nil {
+		return nil, errors.New("natsbroker: NewPublisher: the connection is nil")
+	}
+	if c.Window <= 0 {
+		c.Window = 512
+	}
+	if c.Timeout <= 0 {
+		c.Timeout = 5 * time.Second
+	}
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(2*c.Window), jetstream.WithPublishAsyncTimeout(c.Timeout))
+	if err != nil {
+		return nil, fmt.Errorf("natsbroker: %w", err)
+	}
+	return &Publisher{nc: nc, js: js, c: c}, nil
+}
+
+// Duplicates returns how many publishes the server has recognised as repeated.
+func (p *Publisher) Duplicates() int64 { return p.duplicates.Load() }
+
+// Publish implements brokers.Publisher. It returns at once when ctx is done.
+func (p *Publisher) Publish(ctx context.Context, msgs []*envelope.Message) brokers.Results {
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return brokers.Fill(len(msgs), brokers.ErrClosed)
+	}
+	p.inFlight.Add(1)
+	p.mu.Unlock()
+	defer p.inFlight.Done()
+
+	res := make(brokers.Results, len(msgs))
+	for _, round := range rounds(msgs, p.c.Window) {
+		p.publishRound(ctx, msgs, round, res)
+	}
+	return res
+}
+
+// Close implements brokers.Publisher. It waits for the calls of Publish that
+// are under way, which end with their contexts or time-outs.
+func (p *Publisher) Close() error {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.inFlight.Wait()
+	return nil
+}
+
+// slot is a message of a call and the one before it in its key, or -1.
+type slot struct{ i, before int }
+
+// rounds cuts a call into groups of at most window messages that may be
+// unanswered together: no two of them have the same topic and key.
+func rounds(msgs []*envelope.Message, window int) [][]slot {
+	var out [][]slot
+	next := make(map[string]int) // by key, the first round that may hold its next message
+	last := make(map[string]int) // by key, its latest message
+	first := 0                   // the first round that is not full
+	for i, m := range msgs {
+		key, s := m.Topic+"\x00"+string(m.Key), slot{i, -1}
+		r := first
+		if m.Key != nil {
+			if b, ok := last[key]; ok {
+				s.before = b
+			}
+			r = max(first, next[key])
+		}
+		for r < len(out) && len(out[r]) >= window {
+			r++
+		}
+		if r == len(out) {
+			out = append(out, nil)
+		}
+		out[r] = append(out[r], s)
+		next[key], last[key] = r+1, i
+		for first < len(out) && len(out[first]) >= window {
+			first++
+		}
+	}
+	return out
+}
+
+// publishRound publishes the messages of one round and waits for all answers.
+func (p *Publisher) publishRound(ctx context.Context, msgs []*envelope.Message, round []slot, res brokers.Results) {
+	futures := make([]jetstream.PubAckFuture, len(round))
+	for n, s := range round {
+		if s.before >= 0 && res[s.before] != nil {
+			res[s.i] = brokers.ErrBlocked
+			continue
+		}
+		futures[n], res[s.i] = p.start(ctx, msgs[s.i])
+	}
+	for n, s := range round {
+		if futures[n] != nil {
+			res[s.i] = p.await(ctx, msgs[s.i], futures[n])
+		}
+	}
+}
+
+// start sends one message, unless it is certain that it cannot be.
+func (p *Publisher) start(ctx context.Context, m *envelope.Message) (jetstream.PubAckFuture, error) {
+	msg, err := p.encode(m)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", brokers.ErrRejected, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("%w: %w", brokers.ErrUnavailable, err)
+	}
+	if !p.nc.IsConnected() {
+		// The client would keep it and send it after a reconnect, behind our
+		// back: nothing is sent while the connection is known to be away.
+		return nil, fmt.Errorf("%w: not connected", brokers.ErrUnavailable)
+	}
+	var opts []jetstream.PublishOpt
+	if id := messageID(m); id != "" {
+		opts = append(opts, jetstream.WithMsgID(id))
+	}
+	f, err := p.js.PublishMsgAsync(msg, opts...)
+	if err != nil {
+		return nil, classify(err, false)
+	}
+	return f, nil
+}
+
+// await waits for the answer to one message.
+func (p *Publisher) await(ctx context.Context, m *envelope.Message, f jetstream.PubAckFuture) error {
+	select {
+	case ack := <-f.Ok():
+		return p.believe(ctx, m, ack)
+	case err := <-f.Err():
+		return classify(err, true)
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", brokers.ErrUnknown, ctx.Err())
+	}
+}
+
+// believe accepts an acknowledgement. A duplicate is one only if the stored
+// message is this event: an id that another event holds would otherwise drop
+// ours and call that success. One that was deleted since had been stored.
+func (p *Publisher) believe(ctx context.Context, m *envelope.Message, ack *jetstream.PubAck) error {
+	if ack.Stream == "" || ack.Sequence == 0 {
+		return fmt.Errorf("%w: the acknowledgement names no stream", brokers.ErrUnknown)
+	}
+	if !ack.Duplicate {
+		return nil
+	}
+	p.duplicates.Add(1)
+	ctx, cancel := context.WithTimeout(ctx, p.c.Timeout)
+	defer cancel()
+	stream, err := p.js.Stream(ctx, ack.Stream)
+	if err != nil {
+		return classify(err, true)
+	}
+	stored, err := stream.GetMsg(ctx, ack.Sequence)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil
+	}
+	if err != nil {
+		return classify(err, true)
+	}
+	have, err := envelope.Decode(fromWire(stored.Subject, stored.Data, stored.Header))
+	if err != nil || stored.Subject != m.Topic || have.ID != m.ID || have.Source != m.Source {
+		return fmt.Errorf("%w: the stream holds another message under this message id, at sequence %d", brokers.ErrRejected, ack.Sequence)
+	}
+	return nil
+}
+
+// encode makes the client's message, and refuses what the server would.
+func (p *Publisher) encode(m *envelope.Message) (*nats.Msg, error) {
+	if err := checkSubject(m.Topic); err != nil {
+		return nil, err
+	}
+	wire, err := envelope.NATS.Encode(m, p.c.Mode)
+	if err != nil {
+		return nil, err
+	}
+	msg := &nats.Msg{Subject: m.Topic, Data: wire.Body, Header: nats.Header{}}
+	size := len(wire.Body) + 200 // our own headers and the preamble
+	for _, f := range wire.Header {
+		if reserved(f.Name) {
+			continue
+		}
+		msg.Header[f.Name] = append(msg.Header[f.Name], string(f.Value))
+		size += len(f.Name) + len(f.Value) + 4
+	}
+	if limit := p.nc.MaxPayload(); limit > 0 && int64(size) > limit {
+		return nil, fmt.Errorf("the message has about %d bytes, the server allows %d", size, limit)
+	}
+	return msg, nil
+}
+
+// reserved reports whether a header would be an instruction to the server: a
+// dead letter that is published again must not roll a stream up.
+func reserved(name string) bool {
+	return len(name) >= 5 && strings.EqualFold(name[:5], "nats-")
+}
+
+// checkSubject refuses what is no subject to publish to. The server takes a
+// wildcard literally, and answers an empty token with silence.
+func checkSubject(s string) error {
+	if s == "" {
+		return errors.New("the subject is empty")
+	}
+	for token := range strings.SplitSeq(s, ".") {
+		switch {
+		case token == "":
+			return errors.New("the subject has an empty token")
+		case token == "*" || token == ">":
+			return errors.New("the subject has a wildcard")
+		case strings.ContainsAny(token, " \t\r\n"):
+			return errors.New("the subject has white space")
+		}
+	}
+	return nil
+}
+
+// messageID is the id by which the server recognises a repeated publish: a
+// hash of the identity and the subject, because the server's window is for the
+// stream and not for the subject, and because ids are not made for headers.
+// Empty for a message without identity.
+func messageID(m *envelope.Message) string {
+	if m.ID == "" {
+		return ""
+	}
+	h := sha256.New()
+	for _, part := range [...]string{m.Source, m.ID, m.Topic} {
+		var n [8]byte
+		binary.BigEndian.PutUint64(n[:], uint64(len(part)))
+		h.Write(n[:])
+		h.Write([]byte(part))
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// classify says what an error of a publish means. sent tells whether the
+// message has left, as far as we know.
+func classify(err error, sent bool) error {
+	var api *jetstream.APIError
+	switch {
+	case errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err, nats.ErrNoResponders):
+		return fmt.Errorf("%w: %w", brokers.ErrNoRoute, err)
+	case errors.Is(err, nats.ErrMaxPayload), errors.Is(err, nats.ErrBadSubject):
+		return fmt.Errorf("%w: %w", brokers.ErrRejected, err)
+	case errors.As(err, &api) && api.Code == 400:
+		return fmt.Errorf("%w: %w", brokers.ErrRejected, err)
+	case errors.As(err, &api):
+		return fmt.Errorf("%w: %w", brokers.ErrUnavailable, err)
+	case sent:
+		return fmt.Errorf("%w: %w", brokers.ErrUnknown, err)
+	}
+	return fmt.Errorf("%w: %w", brokers.ErrUnavailable, err)
+}
+
+// Connect connects with the settings that a service wants: it keeps trying
+// from the start and reconnects for ever. Options given are applied after
+// those. The connection is the caller's to close.
+func Connect(url string, opts ...nats.Option) (*nats.Conn, error) {
+	safe := []nats.Option{nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectWait(200 * time.Millisecond),
+		nats.ReconnectJitter(100*time.Millisecond, 500*time.Millisecond), nats.Timeout(5 * time.Second), nats.Name("unecho")}
+	nc, err := nats.Connect(url, append(safe, opts...)...)
+	if err != nil {
+		return nil, fmt.Errorf("natsbroker: connect: %w", err)
+	}
+	return nc, nil
+}

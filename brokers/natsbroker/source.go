@@ -1,0 +1,262 @@
+package natsbroker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/unecho/unecho/brokers"
+)
+
+// Config are the settings of [NewSource]. Stream and Durable are mandatory,
+// the zero value of everything else is the default.
+type Config struct {
+	// Stream is the stream to consume.
+	Stream string
+	// Durable is the name of the consumer, which is what a consumer group is
+	// on Kafka. It is created when it is missing, and its settings are brought
+	// to these when they differ.
+	Durable string
+	// Subjects are the subjects of the stream to consume. Defaults to all.
+	Subjects []string
+	// AckWait is after how long without a heartbeat the server delivers again.
+	// Defaults to 30 s, the least is 100 ms.
+	AckWait time.Duration
+	// MaxInFlight bounds the deliveries in hand. Defaults to the number of
+	// workers that Demand names, or 16.
+	MaxInFlight int
+	// ConfirmAck makes Ack wait until the server has taken note. Without it an
+	// acknowledgement can get lost in a crash, and the message comes again, to
+	// be recognised as a duplicate.
+	ConfirmAck bool
+	// FailIfDeleted ends Receive with an error that matches ErrDeleted when
+	// somebody has deleted the consumer. By default it is created again; it
+	// then begins with the oldest message, all of which is recognised as long
+	// as the keys are kept.
+	FailIfDeleted bool
+	// OnError is told of errors that the source waits out. It must not block.
+	// Defaults to none.
+	OnError func(error)
+}
+
+// ErrDeleted: the consumer was deleted on the server.
+var ErrDeleted = errors.New("natsbroker: the consumer was deleted")
+
+const (
+	defaultAckWait     = 30 * time.Second
+	leastAckWait       = 100 * time.Millisecond
+	defaultMaxInFlight = 16
+	pullExpiry         = 5 * time.Second
+	pullHeartbeat      = time.Second
+	requestTimeout     = 5 * time.Second
+)
+
+// Source consumes a stream by a durable pull consumer. It implements
+// brokers.Source, brokers.Nacker and brokers.Demander.
+type Source struct {
+	nc *nats.Conn
+	js jetstream.JetStream
+	c  Config
+
+	ctx  context.Context // ends with Close
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+
+	mu      sync.Mutex
+	bound   int
+	buffer  []*claim        // received and not handed out
+	open    map[*claim]bool // received and not settled, buffer included
+	changed chan struct{}   // closed and replaced whenever there may be something to do
+	fatal   error
+	closed  bool
+	mute    bool // for tests: no heartbeats
+}
+
+// claim is a delivery as we hold it.
+type claim struct {
+	msg  jetstream.Msg
+	d    *brokers.Delivery
+	beat time.Time // when the server surely counted anew
+	lost chan struct{}
+}
+
+// NewSource returns a source on nc, which stays the caller's; give it a
+// connection that reconnects for ever, as [Connect] makes. The consumer is
+// created in the background: a server that cannot be reached is not an error,
+// Receive waits for it.
+func NewSource(nc *nats.Conn, c Config) (*Source, error) {
+	switch {
+	case nc == nil:
+		return nil, errors.New("natsbroker: NewSource: the connection is nil")
+	case c.Stream == "" || c.Durable == "":
+		return nil, errors.New("natsbroker: Config.Stream and Config.Durable must be set")
+	}
+	if c.AckWait <= 0 {
+		c.AckWait = defaultAckWait
+	}
+	if c.AckWait < leastAckWait {
+		return nil, fmt.Errorf("natsbroker: Config.AckWait is %v, the least is %v", c.AckWait, leastAckWait)
+	}
+	if c.OnError == nil {
+		c.OnError = func(error) {}
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("natsbroker: %w", err)
+	}
+	s := &Source{nc: nc, js: js, c: c, bound: c.MaxInFlight, open: make(map[*claim]bool), changed: make(chan struct{})}
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	s.wg.Go(s.pull)
+	s.wg.Go(s.heartbeats)
+	return s, nil
+}
+
+// Demand implements brokers.Demander.
+func (s *Source) Demand(workers int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.c.MaxInFlight <= 0 {
+		s.bound = workers
+		s.wake()
+	}
+}
+
+// Receive implements brokers.Source.
+func (s *Source) Receive(ctx context.Context) (*brokers.Delivery, error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		d, changed, err := s.take()
+		if d != nil || err != nil {
+			return d, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (s *Source) take() (*brokers.Delivery, <-chan struct{}, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return nil, nil, brokers.ErrClosed
+	case len(s.buffer) > 0:
+		c := s.buffer[0]
+		s.buffer = s.buffer[1:]
+		return c.d, nil, nil
+	case s.fatal != nil:
+		return nil, nil, s.fatal
+	}
+	return nil, s.changed, nil
+}
+
+// wake lets Receive and the puller look again. s.mu is held.
+func (s *Source) wake() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// Ack implements brokers.Source.
+func (s *Source) Ack(ctx context.Context, d *brokers.Delivery) error {
+	return s.settle(d, "ack", func(m jetstream.Msg) error {
+		if s.c.ConfirmAck {
+			return m.DoubleAck(ctx)
+		}
+		return m.Ack()
+	})
+}
+
+// Nack implements brokers.Nacker.
+func (s *Source) Nack(_ context.Context, d *brokers.Delivery, after time.Duration) error {
+	return s.settle(d, "nack", func(m jetstream.Msg) error { return m.NakWithDelay(max(after, minDelay)) })
+}
+
+// Return implements brokers.Source.
+func (s *Source) Return(_ context.Context, d *brokers.Delivery) error {
+	return s.settle(d, "return", func(m jetstream.Msg) error { return m.NakWithDelay(minDelay) })
+}
+
+// minDelay is as good as none. A delay of zero would be a bare nak.
+const minDelay = time.Millisecond
+
+// settle takes d out of what is in hand and tells the server.
+func (s *Source) settle(d *brokers.Delivery, what string, tell func(jetstream.Msg) error) error {
+	s.mu.Lock()
+	c, ok := d.Handle.(*claim)
+	if !ok || s.closed || !s.open[c] {
+		s.mu.Unlock()
+		return brokers.ErrLost
+	}
+	delete(s.open, c)
+	late := s.expired(c, time.Now())
+	if late {
+		close(c.lost)
+	}
+	s.wake()
+	s.mu.Unlock()
+	if late {
+		return brokers.ErrLost
+	}
+	if err := tell(c.msg); err != nil {
+		return fmt.Errorf("natsbroker: %s: %w", what, err)
+	}
+	return nil
+}
+
+// expired reports whether the server may have given c to somebody else.
+func (s *Source) expired(c *claim, now time.Time) bool {
+	return now.Sub(c.beat) > s.c.AckWait-s.c.AckWait/10
+}
+
+// Close implements brokers.Source. What is not settled is handed back, so that
+// it need not wait for AckWait. It takes at most some 6 s.
+func (s *Source) Close() error {
+	s.mu.Lock()
+	first := !s.closed
+	s.closed = true
+	s.wake()
+	s.mu.Unlock()
+	s.stop()
+	s.wg.Wait()
+	if !first {
+		return nil
+	}
+	s.handBack()
+	// What was acknowledged is in the connection's buffer: see that it leaves.
+	// If it does not, it comes again and is recognised.
+	if s.nc.IsConnected() {
+		_ = s.nc.FlushTimeout(requestTimeout)
+	}
+	return nil
+}
+
+func (s *Source) handBack() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.open {
+		if !s.expired(c, time.Now()) {
+			_ = c.msg.NakWithDelay(minDelay) // else it comes back after AckWait
+		}
+		close(c.lost)
+	}
+	clear(s.open)
+	s.buffer = nil
+}
+
+func (s *Source) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fatal == nil {
+		s.fatal = err
+	}
+	s.wake()
+}
