@@ -1,0 +1,100 @@
+package pgdedupe
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/unecho/unecho/dedupe/internal/pgkeys"
+	"github.com/unecho/unecho/internal/migrate"
+	"github.com/unecho/unecho/internal/migrate/pgxmigrate"
+)
+
+// Migrate brings the tables to the version that this program needs. Any number
+// of processes may call it at once, on every start: when there is nothing to
+// do, it sends one query and needs no privilege to create anything. It refuses
+// a database that a newer program has migrated. o may be nil.
+func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) error {
+	if err := o.Check(); err != nil {
+		return err
+	}
+	if err := o.set().Up(ctx, pgxmigrate.DB(pool)); err != nil {
+		return fmt.Errorf("pgdedupe: %w", err)
+	}
+	return nil
+}
+
+// Validate returns nil if the tables are at the version that this program
+// needs, and an error that says what to do if they are older or newer, or if
+// the database is out of reach. It changes nothing. o may be nil.
+func Validate(ctx context.Context, pool *pgxpool.Pool, o *Options) error {
+	if err := o.Check(); err != nil {
+		return err
+	}
+	if err := o.set().Validate(ctx, pgxmigrate.DB(pool)); err != nil {
+		return fmt.Errorf("pgdedupe: %w", err)
+	}
+	return nil
+}
+
+// SQL returns what Migrate runs on an empty database, for those who migrate
+// with a tool of their own; [Validate] accepts the result. o may be nil. It
+// panics with [Options.Check]'s error.
+func SQL(o *Options) string {
+	if err := o.Check(); err != nil {
+		panic(err)
+	}
+	return o.set().SQL(migrate.DialectPostgres)
+}
+
+func (o *Options) set() *migrate.Set {
+	if o == nil {
+		return pgkeys.Set("")
+	}
+	return pgkeys.Set(o.Schema)
+}
+
+// pruneBatch is how many rows one transaction deletes at most.
+const pruneBatch = 1000
+
+// Prune deletes keys and conflicts whose retention is over, by the database's
+// clock: up to limit rows, or all of them if limit is 0 or less, in
+// transactions of at most 1,000 rows. It returns how many, also beside an
+// error. It takes no lock that a claim waits for, unless the claim is of an
+// expired key. Any number of processes may call it at once. o may be nil.
+func Prune(ctx context.Context, pool *pgxpool.Pool, o *Options, limit int) (int, error) {
+	if err := o.Check(); err != nil {
+		return 0, err
+	}
+	sql := pgkeys.New(o.set())
+	total := 0
+	for _, statement := range [...]string{sql.PruneKeys, sql.PruneConflicts} {
+		n, err := prune(ctx, pool, statement, limit-total, limit > 0)
+		total += n
+		if err != nil {
+			return total, fmt.Errorf("pgdedupe: prune: %w", err)
+		}
+	}
+	return total, nil
+}
+
+func prune(ctx context.Context, pool *pgxpool.Pool, statement string, left int, bounded bool) (total int, err error) {
+	for !bounded || left > 0 {
+		batch := pruneBatch
+		if bounded {
+			batch = min(batch, left)
+		}
+		tag, err := pool.Exec(ctx, statement, batch)
+		if err != nil {
+			return total, err
+		}
+		n := int(tag.RowsAffected())
+		total += n
+		left -= n
+		if n < batch {
+			break
+		}
+	}
+	return total, nil
+}
