@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"strconv"
+	"text/tabwriter"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/unecho/unecho/outbox"
+	"github.com/unecho/unecho/outbox/pgoutbox"
+)
+
+// rootCommand builds the command tree. environ is the process's environment.
+func rootCommand(environ []string) *cobra.Command {
+	root := &cobra.Command{Use: "relay", Short: "Publish a transactional outbox to Kafka or NATS",
+		SilenceUsage: true, SilenceErrors: true}
+	addFlags(root.PersistentFlags())
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	with := func(f func(cmd *cobra.Command, c *config, args []string) error) func(*cobra.Command, []string) error {
+		return func(cmd *cobra.Command, args []string) error {
+			c, err := load(cmd.Flags(), environ)
+			if err != nil {
+				return err
+			}
+			return f(cmd, c, args)
+		}
+	}
+	root.AddCommand(
+		&cobra.Command{Use: "run", Short: "Publish until SIGTERM; a second one ends at once", Args: noArgs,
+			RunE: with(func(cmd *cobra.Command, c *config, _ []string) error { return run(cmd.Context(), c, cmd.ErrOrStderr()) })},
+		migrateCommand(with), parkedCommand(with),
+		&cobra.Command{Use: "version", Short: "Print the version", Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), version())
+			return err
+		}},
+	)
+	return root
+}
+
+func noArgs(cmd *cobra.Command, args []string) error {
+	if err := cobra.NoArgs(cmd, args); err != nil {
+		return &usageError{err}
+	}
+	return nil
+}
+
+// version is that of the module, and of the commit it was built from.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := info.Main.Version
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			v += " " + s.Value
+		}
+	}
+	return v
+}
+
+type withConfig func(func(*cobra.Command, *config, []string) error) func(*cobra.Command, []string) error
+
+func migrateCommand(with withConfig) *cobra.Command {
+	var sql bool
+	cmd := &cobra.Command{Use: "migrate", Short: "Create the outbox tables, or bring them to this version", Args: noArgs,
+		RunE: with(func(cmd *cobra.Command, c *config, _ []string) error {
+			o := &pgoutbox.Options{Schema: c.Database.Schema}
+			if sql {
+				text, err := pgoutbox.SQL(o)
+				if err == nil {
+					_, err = io.WriteString(cmd.OutOrStdout(), text)
+				}
+				return err
+			}
+			pool, err := connect(cmd.Context(), c)
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			return pgoutbox.Migrate(cmd.Context(), pool, o)
+		})}
+	cmd.Flags().BoolVar(&sql, "sql", false, "print the statements for an empty database, and change nothing")
+	return cmd
+}
+
+func connect(ctx context.Context, c *config) (*pgxpool.Pool, error) {
+	cfg, err := pgxpool.ParseConfig(c.Database.URL)
+	if err != nil {
+		// pgx's own text masks a password it can find, but not one in a
+		// malformed URL.
+		return nil, &usageError{errors.New("configuration: database.url is not a valid PostgreSQL URL or DSN")}
+	}
+	if cfg.ConnConfig.RuntimeParams["application_name"] == "" {
+		cfg.ConnConfig.RuntimeParams["application_name"] = "unecho-relay"
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the database: %w", err)
+	}
+	return pool, nil
+}
+
+// parker runs f on the store.
+func parker(f func(cmd *cobra.Command, p outbox.Parker, args []string) error) func(*cobra.Command, *config, []string) error {
+	return func(cmd *cobra.Command, c *config, args []string) error {
+		pool, err := connect(cmd.Context(), c)
+		if err != nil {
+			return err
+		}
+		defer pool.Close()
+		return f(cmd, pgoutbox.NewStore(pool, &pgoutbox.Options{Schema: c.Database.Schema}), args)
+	}
+}
+
+func parkedCommand(with withConfig) *cobra.Command {
+	parked := &cobra.Command{Use: "parked", Short: "Rows that were given up: list, requeue or drop them"}
+	var asJSON bool
+	var after int64
+	var limit int
+	list := &cobra.Command{Use: "list", Short: "List parked rows, without their payloads", Args: noArgs,
+		RunE: with(parker(func(cmd *cobra.Command, p outbox.Parker, _ []string) error {
+			rows, err := p.Parked(cmd.Context(), after, limit)
+			if err != nil {
+				return err
+			}
+			return printParked(cmd.OutOrStdout(), rows, asJSON)
+		}))}
+	list.Flags().BoolVar(&asJSON, "json", false, "one JSON object a line")
+	list.Flags().Int64Var(&after, "after", 0, "only rows with a greater id")
+	list.Flags().IntVar(&limit, "limit", 100, "at most so many rows")
+	parked.AddCommand(list,
+		&cobra.Command{Use: "requeue ID...", Short: "Try parked rows again, in their place", Args: ids,
+			RunE: with(parker(each("requeued", outbox.Parker.Requeue)))},
+		&cobra.Command{Use: "drop ID...", Short: "Delete parked rows; they are never published", Args: ids,
+			RunE: with(parker(each("dropped", outbox.Parker.Drop)))})
+	return parked
+}
+
+func ids(_ *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return &usageError{errors.New("give at least one row id")}
+	}
+	for _, a := range args {
+		if _, err := strconv.ParseInt(a, 10, 64); err != nil {
+			return &usageError{fmt.Errorf("%q is not a row id", a)}
+		}
+	}
+	return nil
+}
+
+// each does something to each row, and fails at the end if one was not parked.
+func each(done string, do func(outbox.Parker, context.Context, int64) (bool, error)) func(*cobra.Command, outbox.Parker, []string) error {
+	return func(cmd *cobra.Command, p outbox.Parker, args []string) error {
+		var failed error
+		for _, a := range args {
+			id, _ := strconv.ParseInt(a, 10, 64) // checked by ids
+			ok, err := do(p, cmd.Context(), id)
+			switch {
+			case err != nil:
+				return err
+			case !ok:
+				failed = errors.Join(failed, fmt.Errorf("row %d is not parked", id))
+			default:
+				if _, err := fmt.Fprintln(cmd.OutOrStdout(), done, id); err != nil {
+					return err
+				}
+			}
+		}
+		return failed
+	}
+}
+
+func printParked(w io.Writer, rows []outbox.Parked, asJSON bool) error {
+	if asJSON {
+		enc := json.NewEncoder(w)
+		for _, r := range rows {
+			if err := enc.Encode(map[string]any{"id": r.ID, "topic": r.Topic, "type": r.Type, "attempts": r.Attempts, "bytes": r.Size, "reason": r.Reason}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "ID\tTOPIC\tTYPE\tATTEMPTS\tBYTES\tREASON")
+	for _, r := range rows {
+		fmt.Fprintf(t, "%d\t%s\t%s\t%d\t%d\t%s\n", r.ID, r.Topic, r.Type, r.Attempts, r.Size, r.Reason)
+	}
+	return t.Flush()
+}

@@ -1,0 +1,48 @@
+// Command relay publishes the rows of a transactional outbox to Kafka or NATS.
+//
+//	relay migrate    create or update the tables
+//	relay run        publish until SIGTERM
+//	relay parked     list, requeue or drop rows that were given up
+//	relay version
+//
+// Settings come from a YAML file, UNECHO_RELAY_ environment variables and
+// flags, the later ones winning. Exit code 2 means that the command line or the
+// configuration makes no sense, 1 that something failed, 0 success.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	// The first signal ends the context, and gives signals their default
+	// meaning back: a second one ends the process at once.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	cmd := rootCommand(os.Environ())
+	cmd.SetArgs(os.Args[1:])
+	if err := cmd.ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "relay:", err)
+		os.Exit(exitCode(err))
+	}
+}
+
+// usageError is an error of whoever wrote the command line or the
+// configuration.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func exitCode(err error) int {
+	var u *usageError
+	if errors.As(err, &u) {
+		return 2
+	}
+	return 1
+}

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+
+	"github.com/unecho/unecho/brokers"
+	"github.com/unecho/unecho/brokers/kafkabroker"
+	"github.com/unecho/unecho/brokers/natsbroker"
+	"github.com/unecho/unecho/envelope"
+	"github.com/unecho/unecho/internal/migrate"
+	"github.com/unecho/unecho/outbox"
+	"github.com/unecho/unecho/outbox/pgoutbox"
+)
+
+// run publishes until ctx is done.
+func run(ctx context.Context, c *config, stderr io.Writer) error {
+	if err := c.checkBroker(); err != nil {
+		return err
+	}
+	log := logger(c, stderr)
+	pool, err := connect(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	o := &pgoutbox.Options{Schema: c.Database.Schema}
+	if err := ready(ctx, log, pool, o); err != nil {
+		if ctx.Err() != nil {
+			return nil // it was told to stop before the database was there
+		}
+		return err
+	}
+	pub, done, err := publisher(c)
+	if err != nil {
+		return err
+	}
+	defer done()
+	log.Info("relay starts", "broker", c.Broker, "version", version())
+	err = outbox.NewRelay(pgoutbox.NewStore(pool, o), pub, c.relayOptions(log)).Run(ctx)
+	log.Info("relay stops")
+	return err
+}
+
+// ready waits for the database, and returns an error if its tables are not
+// what this program needs: waiting does not mend that.
+func ready(ctx context.Context, log *slog.Logger, pool *pgxpool.Pool, o *pgoutbox.Options) error {
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+		err := pgoutbox.Validate(ctx, pool, o)
+		if errors.Is(err, migrate.ErrOld) || errors.Is(err, migrate.ErrNew) || errors.Is(err, migrate.ErrName) {
+			return struct{}{}, backoff.Permanent(fmt.Errorf("%w (relay migrate)", err))
+		}
+		if err != nil {
+			log.Warn("the database is not ready", "error", err)
+		}
+		return struct{}{}, err
+	}, backoff.WithMaxElapsedTime(0))
+	return err
+}
+
+// publisher connects to the broker. done closes the publisher and what it
+// stands on.
+func publisher(c *config) (pub brokers.Publisher, done func(), err error) {
+	mode := envelope.Binary
+	if c.Mode == "structured" {
+		mode = envelope.Structured
+	}
+	if c.Broker == "kafka" {
+		p, err := kafkabroker.NewPublisher(kafkabroker.PublisherConfig{Brokers: c.Kafka.Brokers, MaxMessageBytes: c.Kafka.MaxMessageBytes, Mode: mode, ClientID: "unecho-relay"})
+		if err != nil {
+			return nil, nil, err
+		}
+		return p, func() { _ = p.Close() }, nil
+	}
+	opts := []nats.Option{nats.Name("unecho-relay")}
+	if c.NATS.Credentials != "" {
+		opts = append(opts, nats.UserCredentials(c.NATS.Credentials))
+	}
+	nc, err := natsbroker.Connect(c.NATS.URL, opts...)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err := natsbroker.NewPublisher(nc, natsbroker.PublisherConfig{Mode: mode})
+	if err != nil {
+		nc.Close()
+		return nil, nil, err
+	}
+	return p, func() { _ = p.Close(); nc.Close() }, nil
+}
+
+func (c *config) relayOptions(log *slog.Logger) *outbox.RelayOptions {
+	r := c.Relay
+	return &outbox.RelayOptions{Batch: r.Batch, Lease: r.Lease, MaxAttempts: r.MaxAttempts, Backoff: r.Backoff, MaxBackoff: r.MaxBackoff,
+		SkipParked: r.OnParked == "skip", Poll: r.Poll, MaxPoll: r.MaxPoll, PublishTimeout: r.PublishTimeout, Grace: r.Grace, Retain: r.Retain,
+		Observer: observer{log}}
+}
+
+func logger(c *config, w io.Writer) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(c.Log.Level)) // checked with the configuration
+	o := &slog.HandlerOptions{Level: level}
+	if c.Log.Format == "text" {
+		return slog.New(slog.NewTextHandler(w, o))
+	}
+	return slog.New(slog.NewJSONHandler(w, o))
+}
+
+// observer logs what a person on call wants to see: who leads, what fails,
+// what was given up. Rows are named by their ids, which say nothing.
+type observer struct{ log *slog.Logger }
+
+// Observe implements outbox.Observer.
+func (o observer) Observe(ctx context.Context, e outbox.Event) {
+	switch e.Step {
+	case outbox.StepLease:
+		o.log.InfoContext(ctx, "lease taken", "epoch", e.Epoch)
+	case outbox.StepFenced:
+		o.log.WarnContext(ctx, "lease lost", "epoch", e.Epoch, "error", e.Err)
+	case outbox.StepFailed:
+		o.log.ErrorContext(ctx, "step failed", "error", e.Err)
+	case outbox.StepSettle:
+		o.settled(ctx, e)
+	case outbox.StepRead, outbox.StepPublish:
+		o.log.DebugContext(ctx, string(e.Step), "rows", len(e.Rows), "first", e.Rows[0].ID, "took", e.Took.Round(time.Microsecond), "error", e.Err)
+	}
+}
+
+func (o observer) settled(ctx context.Context, e outbox.Event) {
+	o.log.DebugContext(ctx, "settle", "rows", len(e.Settled), "first", e.Settled[0].Row.ID, "took", e.Took.Round(time.Microsecond))
+	for _, s := range e.Settled {
+		if s.Action == outbox.Park || s.Action == outbox.Skip {
+			o.log.ErrorContext(ctx, "row parked", "row", s.Row.ID, "topic", s.Row.Message.Topic, "attempts", s.Row.Attempts+1, "reason", s.Reason)
+		}
+	}
+}
