@@ -54,7 +54,7 @@ func (s *Source) consumer(existed bool) (jetstream.Consumer, error) {
 		if len(i.Config.BackOff) > 0 {
 			return nil, fmt.Errorf("natsbroker: consumer %s of stream %s has a BackOff, which overrides AckWait: %w", s.c.Durable, s.c.Stream, errRefused)
 		}
-		if i.Config.AckWait == s.c.AckWait && slices.Equal(filters(i.Config), s.c.Subjects) {
+		if i.Config.AckWait == s.c.AckWait && i.Config.MaxAckPending == s.c.MaxAckPending && slices.Equal(filters(i.Config), s.c.Subjects) {
 			return have, nil
 		}
 	case errors.Is(err, jetstream.ErrConsumerNotFound) && existed && s.c.FailIfDeleted:
@@ -63,7 +63,7 @@ func (s *Source) consumer(existed bool) (jetstream.Consumer, error) {
 		return nil, fmt.Errorf("natsbroker: consumer %s of stream %s: %w", s.c.Durable, s.c.Stream, err)
 	}
 	cons, err := s.js.CreateOrUpdateConsumer(ctx, s.c.Stream, jetstream.ConsumerConfig{
-		Durable: s.c.Durable, AckPolicy: jetstream.AckExplicitPolicy, AckWait: s.c.AckWait, MaxDeliver: -1, MaxAckPending: -1,
+		Durable: s.c.Durable, AckPolicy: jetstream.AckExplicitPolicy, AckWait: s.c.AckWait, MaxDeliver: -1, MaxAckPending: s.c.MaxAckPending,
 		DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubjects: s.c.Subjects})
 	if err != nil {
 		return nil, fmt.Errorf("natsbroker: create consumer %s of stream %s: %w", s.c.Durable, s.c.Stream, err)

@@ -30,6 +30,11 @@ type Config struct {
 	// MaxInFlight bounds the deliveries in hand. Defaults to the number of
 	// workers that Demand names, or 16.
 	MaxInFlight int
+	// MaxAckPending bounds the unsettled deliveries of the consumer over all
+	// sources. With 1 the stream's order is kept, also when a consumer dies:
+	// nothing is delivered behind a message that is not acknowledged.
+	// Defaults to no bound.
+	MaxAckPending int
 	// ConfirmAck makes Ack wait until the server has taken note. Without it an
 	// acknowledgement can get lost in a crash, and the message comes again, to
 	// be recognised as a duplicate.
@@ -101,6 +106,9 @@ func NewSource(nc *nats.Conn, c Config) (*Source, error) {
 	}
 	if c.AckWait < leastAckWait {
 		return nil, fmt.Errorf("natsbroker: Config.AckWait is %v, the least is %v", c.AckWait, leastAckWait)
+	}
+	if c.MaxAckPending <= 0 {
+		c.MaxAckPending = -1
 	}
 	if c.OnError == nil {
 		c.OnError = func(error) {}
