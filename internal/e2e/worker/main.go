@@ -1,0 +1,98 @@
+// Command worker is the consumer of the end-to-end tests: it is killed at
+// random moments, so it holds nothing that a kill could not end.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/unecho/unecho/brokers"
+	"github.com/unecho/unecho/brokers/kafkabroker"
+	"github.com/unecho/unecho/brokers/natsbroker"
+	"github.com/unecho/unecho/consumer"
+	"github.com/unecho/unecho/dedupe/pgdedupe"
+	"github.com/unecho/unecho/envelope"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "worker:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	pool, err := pgxpool.New(ctx, os.Getenv("WORKER_DATABASE"))
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	src, done, err := source()
+	if err != nil {
+		return err
+	}
+	defer done()
+	h := consumer.Wrap("e2e", pgdedupe.NewStore(pool, nil), apply, nil)
+	fmt.Println("worker runs")
+	return consumer.Run(ctx, src, h, &consumer.RunOptions{DeadLetter: refuse, Concurrency: 8, Observer: consumer.ObserverFunc(report)})
+}
+
+// refuse lets nothing pass as a dead letter: there is none in this test.
+func refuse(_ context.Context, f *consumer.Failure) error {
+	fmt.Fprintln(os.Stderr, "worker: dead letter:", f.Reason, f.Err)
+	return errors.New("there must be no dead letters")
+}
+
+func report(_ context.Context, e consumer.Event) {
+	if e.Err != nil && e.Step != consumer.StepReturn {
+		fmt.Fprintln(os.Stderr, "worker:", e.Step, e.Position, e.Class, e.Err)
+	}
+}
+
+// order is the body of an event.
+type order struct {
+	ID       string `json:"id"`
+	Customer int    `json:"customer"`
+	Seq      int    `json:"seq"`
+}
+
+// apply is the effect: a row in a table without a unique constraint, which
+// would hide a second one, and a running balance.
+func apply(ctx context.Context, tx pgx.Tx, m *envelope.Message) error {
+	var o order
+	if err := json.Unmarshal(m.Body, &o); err != nil {
+		return consumer.Permanent(err)
+	}
+	if _, err := tx.Exec(ctx, "insert into effects (order_id, customer, seq) values ($1, $2, $3)", o.ID, o.Customer, o.Seq); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, "update customers set balance = balance + 1 where id = $1", o.Customer)
+	return err
+}
+
+func source() (brokers.Source, func(), error) {
+	name := os.Getenv("WORKER_TOPIC")
+	if addrs := os.Getenv("WORKER_KAFKA"); addrs != "" {
+		s, err := kafkabroker.NewSource(kafkabroker.Config{Brokers: strings.Split(addrs, ","), GroupID: name, Topics: []string{name},
+			SessionTimeout: 6 * time.Second, HeartbeatInterval: 500 * time.Millisecond})
+		return s, func() {}, err
+	}
+	nc, err := natsbroker.Connect(os.Getenv("WORKER_NATS"))
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := natsbroker.NewSource(nc, natsbroker.Config{Stream: name, Durable: "e2e", AckWait: 2 * time.Second, MaxAckPending: 1})
+	return s, nc.Close, err
+}
