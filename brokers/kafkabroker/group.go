@@ -12,19 +12,24 @@ import (
 const (
 	// joinBackoff is the wait after a join that failed.
 	joinBackoff = 200 * time.Millisecond
-	// leaveTimeout bounds one try to leave for a lost member id.
+	// leaveTimeout bounds one try to leave for a lost member id, and
+	// leavePause is the wait before the next.
 	leaveTimeout = 2 * time.Second
+	leavePause   = 100 * time.Millisecond
 )
 
 // generations joins the group again and again until ctx is done.
 func (s *Source) generations(ctx context.Context) {
-	var member string // of the last generation, until it is known to have left
+	var member string // of the last generation
+	leaver := &leaver{s: s}
+	defer leaver.stop()
 	for ctx.Err() == nil {
 		gen, err := s.group.Next(ctx)
 		switch {
 		case ctx.Err() != nil || errors.Is(err, kafka.ErrGroupClosed):
 			return
 		case err == nil:
+			leaver.stop()
 			member = gen.MemberID
 			g := s.newGeneration(gen)
 			gen.Start(g.run)
@@ -35,7 +40,8 @@ func (s *Source) generations(ctx context.Context) {
 			return
 		default:
 			s.c.OnError(fmt.Errorf("kafkabroker: join the group: %w", err))
-			member = s.leaveLost(ctx, member)
+			leaver.start(ctx, member)
+			member = ""
 		}
 	}
 }
@@ -51,29 +57,57 @@ func fatal(err error) bool {
 	return false
 }
 
-// leaveLost leaves the group for a member id that kafka-go has lost. After a
+// leaver leaves the group for a member id that kafka-go has lost. After a
 // broken connection it joins as a new member, while the coordinator has the
 // old one on its list and waits for it to time out: without this, consumption
-// comes back one session time-out after the broker. It is tried until it is
-// answered; kafka-go waits for us meanwhile, and could do nothing before.
-// It returns "" when the id is gone.
-func (s *Source) leaveLost(ctx context.Context, member string) string {
-	if member == "" {
-		return ""
+// comes back one session time-out after the broker.
+//
+// It goes on beside the joins, not between them: the last join before the
+// broker serves again is one that blocks, until the old member is gone.
+type leaver struct {
+	s      *Source
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// start leaves for member until that is answered or stop is called. An empty
+// member, or one while another is being left, changes nothing.
+func (l *leaver) start(ctx context.Context, member string) {
+	if member == "" || l.cancel != nil {
+		return
 	}
-	one, cancel := context.WithTimeout(ctx, leaveTimeout)
+	ctx, l.cancel = context.WithCancel(ctx)
+	l.done = make(chan struct{})
+	go func() {
+		defer close(l.done)
+		for ctx.Err() == nil && !l.s.leave(ctx, member) {
+			pause(ctx, leavePause)
+		}
+	}()
+}
+
+// stop ends it and waits for the end. A new generation means that the old
+// member is gone, whoever saw to it.
+func (l *leaver) stop() {
+	if l.cancel == nil {
+		return
+	}
+	l.cancel()
+	<-l.done
+	l.cancel = nil
+}
+
+// leave asks once, and reports whether the member is gone.
+func (s *Source) leave(ctx context.Context, member string) bool {
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
 	c := &kafka.Client{Addr: s.addr, Transport: s.transport, Timeout: leaveTimeout}
-	res, err := c.LeaveGroup(one, &kafka.LeaveGroupRequest{GroupID: s.c.GroupID, Members: []kafka.LeaveGroupRequestMember{{ID: member}}})
+	res, err := c.LeaveGroup(ctx, &kafka.LeaveGroupRequest{GroupID: s.c.GroupID, Members: []kafka.LeaveGroupRequestMember{{ID: member}}})
 	if err != nil {
-		return member
+		return false
 	}
 	// kafka-go decodes the answer in the wrong order: Error is always nil, and
 	// the code is in the low bits of Throttle.
-	switch code := kafka.Error(int16(res.Throttle.Milliseconds())); code {
-	case 0, kafka.UnknownMemberId:
-		return ""
-	default:
-		return member
-	}
+	code := kafka.Error(int16(res.Throttle.Milliseconds()))
+	return code == 0 || code == kafka.UnknownMemberId
 }

@@ -1,0 +1,143 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/unecho/unecho/brokers"
+	"github.com/unecho/unecho/brokers/kafkabroker"
+	"github.com/unecho/unecho/brokers/natsbroker"
+	"github.com/unecho/unecho/consumer"
+	"github.com/unecho/unecho/dedupe/pgdedupe"
+	"github.com/unecho/unecho/envelope"
+	"github.com/unecho/unecho/internal/proc"
+	"github.com/unecho/unecho/internal/testenv"
+	"github.com/unecho/unecho/outbox"
+	"github.com/unecho/unecho/outbox/pgoutbox"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+const (
+	crashes = 3
+	// backWithin is how soon after the broker serves again the first effect
+	// must be there.
+	backWithin = 3 * time.Second
+)
+
+// TestKafkaCrash kills the broker under load. Nothing may be lost or doubled,
+// and consumption must be back soon after the broker is, not one session
+// time-out later.
+func TestKafkaCrash(t *testing.T) {
+	server := proc.StartKafka(t)
+	addrs := []string{server.Addr}
+	topic := testenv.TopicAt(t, addrs, 4)
+	pub, err := kafkabroker.NewPublisher(kafkabroker.PublisherConfig{Brokers: addrs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = pub.Close() })
+	src, err := kafkabroker.NewSource(kafkabroker.Config{Brokers: addrs, GroupID: "crash", Topics: []string{topic}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	crash(t, server, topic, pub, src)
+}
+
+// TestNATSCrash is the same on NATS.
+func TestNATSCrash(t *testing.T) {
+	server := proc.StartNATS(t)
+	nc, err := natsbroker.Connect(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s.>"}}); err != nil {
+		t.Fatal(err)
+	}
+	pub, err := natsbroker.NewPublisher(nc, natsbroker.PublisherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	src, err := natsbroker.NewSource(nc, natsbroker.Config{Stream: "S", Durable: "crash", AckWait: 2 * time.Second, MaxAckPending: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	crash(t, server, "s.orders", pub, src)
+}
+
+func crash(t *testing.T, server *proc.Server, topic string, pub brokers.Publisher, src brokers.Source) {
+	s := openShop(t, topic)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	relayed, consumed := make(chan error, 1), make(chan error, 1)
+	go func() { relayed <- outbox.NewRelay(pgoutbox.NewStore(s.pool, nil), pub, nil).Run(ctx) }()
+	h := consumer.Wrap("crash", pgdedupe.NewStore(s.pool, nil), effect, nil)
+	go func() {
+		consumed <- consumer.Run(ctx, src, h, &consumer.RunOptions{DeadLetter: func(context.Context, *consumer.Failure) error {
+			return errors.New("there must be no dead letters")
+		}})
+	}()
+	orders := 0
+	for round := range crashes {
+		produced := make(chan error, 1)
+		go func() { produced <- s.produce(ctx, 400) }()
+		before := s.effects()
+		testenv.Within(t, 60*time.Second, "consumption goes on", func() bool { return s.effects() > before })
+		pause(200 * time.Millisecond)
+		server.Kill()
+		if err := <-produced; err != nil { // the outbox takes them without the broker
+			t.Fatal(err)
+		}
+		orders += 400
+		down := s.standstill()
+		server.Restart()
+		back := time.Now()
+		if err := s.produce(ctx, 1); err != nil { // in case all was consumed before the crash
+			t.Fatal(err)
+		}
+		orders++
+		testenv.Within(t, 30*time.Second, "consumption is back", func() bool { return s.effects() > down })
+		took := time.Since(back)
+		t.Logf("CRASH %s %d: consumption was back %v after the broker", t.Name(), round+1, took.Round(time.Millisecond))
+		if took > backWithin {
+			t.Errorf("consumption was back %v after the broker, want within %v", took, backWithin)
+		}
+	}
+	testenv.Within(t, 60*time.Second, "all effects are there", func() bool { return s.effects() >= orders })
+	testenv.Within(t, 30*time.Second, "no row is held", func() bool { return s.count("select count(*) from unecho_outbox_held") == 0 })
+	cancel()
+	if err := errors.Join(<-relayed, <-consumed); err != nil {
+		t.Error(err)
+	}
+	s.check(orders)
+}
+
+// standstill waits until what was in hand when the broker died is worked off:
+// only an effect after that shows that the broker is being consumed again.
+func (s *shop) standstill() int {
+	n, since := s.effects(), time.Now()
+	testenv.Within(s.t, 30*time.Second, "effects come to a standstill", func() bool {
+		if now := s.effects(); now != n {
+			n, since = now, time.Now()
+		}
+		return time.Since(since) > 500*time.Millisecond
+	})
+	return n
+}
+
+// effect is what the worker's handler does.
+func effect(ctx context.Context, tx pgx.Tx, m *envelope.Message) error {
+	_, err := tx.Exec(ctx, `with o as (select $1::jsonb as o),
+		b as (update customers set balance = balance + 1 where id = (select (o->>'customer')::int from o))
+		insert into effects (order_id, customer, seq) select o->>'id', (o->>'customer')::int, (o->>'seq')::int from o`, string(m.Body))
+	return err
+}
