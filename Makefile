@@ -1,0 +1,56 @@
+# What a contributor runs. Everything works on a bare Debian machine with Go; what else is needed is
+# installed by `make services`.
+SHELL := /bin/bash
+.DEFAULT_GOAL := test
+
+SERVICES := ./internal/services/services.sh
+LINT_VERSION := v2.15.0
+LINT := .services/bin/golangci-lint-$(LINT_VERSION)
+
+.PHONY: test quick vet lint planted walk e2e fuzz services services-stop services-status services-reset
+
+## test: start the services, and run everything, with the race detector; a missing service is a failure
+test: services vet
+	UNECHO_REQUIRE_SERVICES=1 go test -race -timeout 20m -p 2 ./...
+
+## quick: what needs no services; says what it skipped
+quick:
+	go test -short ./...
+
+vet:
+	go vet ./...
+
+## lint: golangci-lint, built once
+lint: $(LINT)
+	$(LINT) run ./...
+
+$(LINT):
+	mkdir -p .services/bin
+	GOBIN=$(CURDIR)/.services/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
+	mv .services/bin/golangci-lint $@
+
+## planted: run the suites against broken implementations; every bug must be caught
+planted: services
+	@set -o pipefail; UNECHO_REQUIRE_SERVICES=1 go test -count=1 -v -run '^TestPlanted' ./... | tee .services/planted.log | grep -E 'PLANTED|^(FAIL|panic)' | sed 's/^ *//'; status=$${PIPESTATUS[0]}; \
+	caught=$$(grep -c 'PLANTED .* caught' .services/planted.log); missed=$$(grep -cE 'PLANTED .* (missed|neither)' .services/planted.log); \
+	echo "planted=$$((caught + missed)) caught=$$caught"; exit $$status
+
+## walk: print the way of one message through relay, broker and handler
+walk:
+	go test -count=1 -v -run '^TestWalk$$' ./internal/walk
+
+## e2e: the end-to-end runs alone, with their figures
+e2e: services
+	UNECHO_REQUIRE_SERVICES=1 go test -race -count=1 -v -timeout 20m ./internal/e2e
+
+services:
+	@$(SERVICES) up
+
+services-stop:
+	@$(SERVICES) stop
+
+services-status:
+	@$(SERVICES) status
+
+services-reset:
+	@$(SERVICES) reset
