@@ -88,15 +88,18 @@ func (w *wrapped) Handle(ctx context.Context, raw *envelope.Message) error {
 
 // identify reads the envelope: whose event it is, and what the handler sees.
 func (w *wrapped) identify(raw *envelope.Message) (dedupe.Claim, *envelope.Message, error) {
-	id, err := w.Extractor.Identify(raw)
+	m, err := w.decode(raw)
 	if err != nil {
 		return dedupe.Claim{}, nil, err
 	}
-	m := raw
-	if d, ok := w.Extractor.(envelope.Decoder); ok {
-		if m, err = d.Decode(raw); err != nil {
-			return dedupe.Claim{}, nil, err
-		}
+	id, err := w.Extractor.Identify(m)
+	if err != nil {
+		return dedupe.Claim{}, nil, err
+	}
+	if m.ID == "" && m.Source == "" { // what the extractor found, where there is no envelope
+		named := *m
+		named.ID, named.Source = id.ID, id.Source
+		m = &named
 	}
 	key := dedupe.Key{Tenant: w.Tenant, Consumer: w.name, Source: id.Source, ID: id.ID}
 	if err := key.Validate(); err != nil {
@@ -107,4 +110,12 @@ func (w *wrapped) identify(raw *envelope.Message) (dedupe.Claim, *envelope.Messa
 	// through one that cannot.
 	fp := dedupe.Fingerprint(key, []byte(m.Type), m.Body)
 	return dedupe.Claim{Key: key, Fingerprint: fp, Retain: w.Retain}, m, nil
+}
+
+// decode gives the message the form that a handler wants, if the extractor can.
+func (w *wrapped) decode(raw *envelope.Message) (*envelope.Message, error) {
+	if d, ok := w.Extractor.(envelope.Decoder); ok {
+		return d.Decode(raw)
+	}
+	return raw, nil
 }

@@ -1,0 +1,22 @@
+// Package consumer runs handlers on what a broker delivers: [Wrap] makes a
+// handler run once for each event, by a store that holds the event's key in the
+// scope of the handler's effect, and [Run] receives, retries, dead-letters,
+// acknowledges and drains.
+//
+// # Invariants
+//
+//   - A delivery is acknowledged only after the handler has returned nil, and
+//     Wrap returns nil only behind a commit that is known, the record of a
+//     conflict, or the recognition of a duplicate that is done.
+//   - In progress is no outcome: such a delivery comes back, however often.
+//   - An error is judged an outage before anything else. Outages, unknown
+//     commits, keys in progress and handlers that were cut short spend no
+//     attempts, so none of them ends as a dead letter.
+//   - A message is acknowledged as a dead letter only after the hook has
+//     returned nil, and the handler does not run while the hook is tried again.
+//   - Deliveries of one lane are handled one after the other, in the order of
+//     their receipt, retries included.
+//   - A handler's context does not end when Run's does, but when the grace is
+//     over, its time-out passes, or the claim on its delivery is lost.
+//   - Nothing is received while the store is known to be out of reach.
+package consumer

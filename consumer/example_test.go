@@ -1,0 +1,137 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/unecho/unecho/brokers/membroker"
+	"github.com/unecho/unecho/consumer"
+	"github.com/unecho/unecho/dedupe/memdedupe"
+	"github.com/unecho/unecho/envelope"
+)
+
+// broker returns one with a topic that holds an event twice, and one that no
+// retry can mend.
+func broker(ctx context.Context) *membroker.Broker {
+	b := membroker.New()
+	b.CreateTopic("orders", 1)
+	b.CreateTopic("orders.dead", 1)
+	b.SetFaults(membroker.Faults{Twice: func(m *envelope.Message) bool { return m.ID == "1" }})
+	for _, id := range []string{"1", "2"} {
+		m := &envelope.Message{ID: id, Source: "/shop", Type: "order.placed", Topic: "orders", Key: []byte("c"), Body: []byte("order " + id)}
+		if err := b.Publisher().Publish(ctx, []*envelope.Message{m}).Err(); err != nil {
+			panic(err)
+		}
+	}
+	return b
+}
+
+// A handler runs once for each event, although one of them is delivered twice.
+func ExampleRun() {
+	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+	defer cancel()
+	b := broker(ctx)
+
+	bill := func(_ context.Context, tx *memdedupe.Tx, m *envelope.Message) error {
+		fmt.Println("billed", string(m.Body))
+		return nil
+	}
+	h := consumer.Wrap("billing", memdedupe.NewStore(nil), bill, nil)
+	err := consumer.Run(ctx, b.Source("orders", "billing"), h, &consumer.RunOptions{
+		DeadLetter: consumer.DeadLetterTo(b.Publisher(), "orders.dead"),
+	})
+	fmt.Println(err, b.Committed("orders", "billing"))
+	// Output:
+	// billed order 1
+	// billed order 2
+	// <nil> [3]
+}
+
+// Wrap is what makes a handler run once, with or without Run around it.
+func ExampleWrap() {
+	h := consumer.Wrap("billing", memdedupe.NewStore(nil), func(_ context.Context, _ *memdedupe.Tx, m *envelope.Message) error {
+		fmt.Println("billed", m.ID)
+		return nil
+	}, &consumer.Options{Extractor: envelope.FromHeader("order-id", "/shop")})
+
+	m := &envelope.Message{Topic: "orders", Header: envelope.Header{{Name: "Order-Id", Value: []byte("42")}}}
+	ctx := context.Background()
+	fmt.Println(h.Handle(ctx, m), h.Handle(ctx, m))
+	// Output:
+	// billed 42
+	// <nil> <nil>
+}
+
+// Middleware: the first one given is the outermost.
+func ExampleChain() {
+	named := func(name string) consumer.Middleware {
+		return func(next consumer.Handler) consumer.Handler {
+			return consumer.HandlerFunc(func(ctx context.Context, m *envelope.Message) error {
+				fmt.Println(name, "before")
+				err := next.Handle(ctx, m)
+				fmt.Println(name, "after")
+				return err
+			})
+		}
+	}
+	h := consumer.Chain(consumer.HandlerFunc(func(context.Context, *envelope.Message) error {
+		fmt.Println("handler")
+		return nil
+	}), named("outer"), named("inner"))
+	_ = h.Handle(context.Background(), &envelope.Message{})
+	// Output:
+	// outer before
+	// inner before
+	// handler
+	// inner after
+	// outer after
+}
+
+// A permanent error goes to the dead letters at once, with the original message.
+func ExamplePermanent() {
+	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+	defer cancel()
+	b := broker(ctx)
+	h := consumer.HandlerFunc(func(context.Context, *envelope.Message) error {
+		return consumer.Permanent(errors.New("no such customer"))
+	})
+	_ = consumer.Run(ctx, b.Source("orders", "g"), h, &consumer.RunOptions{DeadLetter: func(_ context.Context, f *consumer.Failure) error {
+		fmt.Println(f.Reason, f.Message.Position, f.Err)
+		return nil
+	}})
+	// Output:
+	// permanent orders/0/0 no such customer
+	// permanent orders/0/1 no such customer
+	// permanent orders/0/2 no such customer
+}
+
+// An observer sees every step of every delivery.
+func ExampleObserver() {
+	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+	defer cancel()
+	b := broker(ctx)
+	h := consumer.Wrap("billing", memdedupe.NewStore(nil), func(context.Context, *memdedupe.Tx, *envelope.Message) error { return nil }, nil)
+	_ = consumer.Run(ctx, b.Source("orders", "g"), h, &consumer.RunOptions{DeadLetter: consumer.Discard,
+		Observer: consumer.ObserverFunc(func(_ context.Context, e consumer.Event) {
+			if e.Step == consumer.StepDecide {
+				fmt.Println(e.Position, e.Outcome)
+			}
+		})})
+	// Output:
+	// orders/0/0 processed
+	// orders/0/1 duplicate
+	// orders/0/2 processed
+}
+
+// Classify tells an outage from a failure, however it was wrapped.
+func ExampleClassify() {
+	fmt.Println(consumer.Classify(errors.New("no such customer")))
+	fmt.Println(consumer.Classify(fmt.Errorf("decode: %w", envelope.ErrMalformed)))
+	fmt.Println(consumer.IsPermanent(fmt.Errorf("decode: %w", consumer.Permanent(errors.New("x")))))
+	// Output:
+	// failed
+	// malformed
+	// true
+}
