@@ -28,7 +28,7 @@ func TestRunAcknowledgesAfterTheHandler(t *testing.T) {
 		close(release)
 		synctest.Wait()
 		b.expect("ack p0")
-		if err := b.stop(); err != nil {
+		if err := b.end(); err != nil {
 			t.Fatal(err)
 		}
 		b.expect("ack p0", "close")
@@ -306,7 +306,7 @@ func TestB54DrainFinishesWhatRuns(t *testing.T) {
 		src.deliver("l", "p1")
 		synctest.Wait()
 		begin := time.Now()
-		if err := b.stop(); err != nil {
+		if err := b.end(); err != nil {
 			t.Fatal(err)
 		}
 		if took := time.Since(begin); took != 3*time.Second {
@@ -328,7 +328,7 @@ func TestDrainCancelsAfterTheGrace(t *testing.T) {
 		})
 		src.deliver("l", "p0")
 		synctest.Wait()
-		if err := b.stop(); err != nil {
+		if err := b.end(); err != nil {
 			t.Fatal(err)
 		}
 		b.expect("return p0", "close")

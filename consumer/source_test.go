@@ -139,8 +139,16 @@ func (b *bench) deadLetter(_ context.Context, f *Failure) error {
 	return nil
 }
 
-// stop drains and returns Run's error.
-func (b *bench) stop() error {
+// stop drains, and fails the test unless Run returns nil.
+func (b *bench) stop() {
+	b.t.Helper()
+	if err := b.end(); err != nil {
+		b.t.Errorf("Run: %v", err)
+	}
+}
+
+// end drains and returns Run's error.
+func (b *bench) end() error {
 	b.cancel()
 	return <-b.done
 }

@@ -156,14 +156,14 @@ func (s *Source) offsetOf(ctx context.Context, topic string, partition int, star
 	if err != nil {
 		return 0, err
 	}
-	for _, p := range res.Topics[topic] {
-		if p.Error != nil {
-			return 0, p.Error
-		}
-		if start == Newest {
-			return p.LastOffset, nil
-		}
-		return p.FirstOffset, nil
+	ps := res.Topics[topic]
+	switch {
+	case len(ps) != 1:
+		return 0, errors.New("kafkabroker: the broker's answer about offsets has no partition")
+	case ps[0].Error != nil:
+		return 0, ps[0].Error
+	case start == Newest:
+		return ps[0].LastOffset, nil
 	}
-	return 0, errors.New("kafkabroker: the broker's answer about offsets has no partition")
+	return ps[0].FirstOffset, nil
 }
