@@ -342,7 +342,7 @@ func TestDrainNamesAStuckHandler(t *testing.T) {
 		b := start(t, src, &RunOptions{Grace: time.Second}, func(context.Context, *envelope.Message) error { <-release; return nil })
 		src.deliver("l", "p0")
 		synctest.Wait()
-		if err := b.stop(); !errors.Is(err, ErrHandlerStuck) {
+		if err := b.end(); !errors.Is(err, ErrHandlerStuck) {
 			t.Errorf("Run returned %v, want ErrHandlerStuck", err)
 		}
 		close(release)
