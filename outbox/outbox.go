@@ -76,7 +76,7 @@ type Settlement struct {
 // Store is the relay's side of an outbox. Every method that takes a lease and
 // writes checks its epoch in the database, in the statement that writes, and
 // answers ErrFenced if another relay has taken over. A Store value belongs to
-// one relay, whose calls do not overlap; it may keep state between them, and
+// one relay, whose calls do not overlap but for Renew; it may keep state between them, and
 // must drop it when the epoch differs from the last one it saw.
 // outboxtest.Run shows that a store is right.
 type Store interface {
@@ -84,12 +84,16 @@ type Store interface {
 	// clock. ErrHeld if another owner has it. The epoch of a new lease is
 	// greater than that of every earlier one.
 	Acquire(ctx context.Context, owner string, d time.Duration) (Lease, error)
-	// Renew makes l last for l.For from now.
+	// Renew makes l last for l.For from now. It is the one call that may
+	// overlap with another, a Read.
 	Renew(ctx context.Context, l Lease) error
 	// Read returns up to limit rows that are not settled yet, those that were
 	// held and are due first, then the others, in the order of their IDs
 	// within a topic and key. It returns the same rows again until they are
-	// settled. Every committed row is returned at some time, however late its
+	// settled. Held rows take no more than half of limit while there are
+	// others to fill the rest, so those that become due again and again starve
+	// nobody. Large rows make fewer: no more than 20 MiB are returned at once.
+	// Every committed row is returned at some time, however late its
 	// transaction ended; no row of a rolled-back transaction ever is.
 	Read(ctx context.Context, l Lease, limit int) ([]Row, error)
 	// Settle records what became of all the rows of the last Read, in their
@@ -107,7 +111,8 @@ type Store interface {
 // had acknowledged, and deleted then.
 type Pruner interface {
 	// Prune deletes up to limit rows that are settled and older than age by
-	// the store's clock, and returns how many it deleted.
+	// the store's clock, and returns how many it deleted. It may delete fewer
+	// than there are, and is called again.
 	Prune(ctx context.Context, age time.Duration, limit int) (int, error)
 }
 

@@ -309,6 +309,101 @@ func missingTopic(t testing.TB, f Fixture) {
 	until(t, r, "m1", func() bool { return len(b.IDs()) == 2 })
 }
 
+// One of two partitions has no leader: its rows are tried again and again, and
+// are more than a batch takes.
+func heldLeaveRoom(t testing.TB, f Fixture) {
+	b := &Broker{}
+	b.Answer = func(m *envelope.Message) error {
+		if m.Topic == "down" {
+			return brokers.ErrUnavailable
+		}
+		return nil
+	}
+	o := quick()
+	o.Batch = 10
+	r := outbox.NewRelay(f.Store(t), b, o)
+	mixed := func(name string) {
+		for i := range 15 {
+			down, up := Event(fmt.Sprint("down", name, i), ""), Event(fmt.Sprint(name, i), "")
+			down.Topic = "down"
+			commit(t, f, down, up)
+		}
+	}
+	mixed("a")
+	until(t, r, "the first rows of the topic that is up", func() bool { return len(b.IDs()) == 15 })
+	mixed("b")
+	until(t, r, "the later rows of the topic that is up", func() bool { return len(b.IDs()) == 30 })
+	b.SetAnswer(nil)
+	until(t, r, "the topic that was down", func() bool { return len(b.IDs()) == 60 })
+}
+
+// A relay that has fallen behind must not read what does not fit in memory,
+// however large the rows are. Each is held once, so that held rows and others
+// are read together.
+func bytesBounded(t testing.TB, f Fixture) {
+	const n, size, bound = 80, 512 << 10, 20 << 20
+	for range n {
+		m := Event("big", "")
+		m.Body = bytes.Repeat([]byte{0xab}, size)
+		commit(t, f, m)
+	}
+	ctx, s := context.Background(), f.Store(t)
+	l, err := s.Acquire(ctx, "me", time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[int64]bool{}
+	for sent := 0; sent < n; {
+		rows, err := s.Read(ctx, l, n)
+		if err != nil || len(rows) == 0 {
+			t.Fatalf("read: %d rows, %v", len(rows), err)
+		}
+		if got := len(rows) * size; got > bound {
+			t.Fatalf("a read returned %d MiB, the bound is %d", got>>20, bound>>20)
+		}
+		ss := make([]outbox.Settlement, len(rows))
+		for i, row := range rows {
+			ss[i] = outbox.Settlement{Row: row, Action: outbox.Hold, Reason: "test"}
+			if seen[row.ID] {
+				ss[i].Action = outbox.Sent
+				sent++
+			}
+			seen[row.ID] = true
+		}
+		if err := s.Settle(ctx, l, ss); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A read of a large batch takes longer than a lease lasts.
+func renewDuringRead(t testing.TB, f Fixture) {
+	for i := range 20 {
+		commit(t, f, Event(fmt.Sprint("e", i), ""))
+	}
+	ctx, s := context.Background(), f.Store(t)
+	l, err := s.Acquire(ctx, "me", time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	renewed := make(chan error)
+	go func() {
+		var err error
+		for range 20 {
+			err = errors.Join(err, s.Renew(ctx, l))
+		}
+		renewed <- err
+	}()
+	for range 20 {
+		if rows, err := s.Read(ctx, l, 100); err != nil || len(rows) != 20 {
+			t.Errorf("read: %d rows, %v", len(rows), err)
+		}
+	}
+	if err := <-renewed; err != nil {
+		t.Errorf("renew: %v", err)
+	}
+}
+
 func lostAnswer(t testing.TB, f Fixture) {
 	b, lost := &Broker{}, true
 	b.Answer = func(m *envelope.Message) error {
@@ -531,6 +626,37 @@ func lateCommit(t testing.TB, f Fixture) {
 	}
 	drain(t, r)
 	expect(t, b, "early", "between", "late")
+}
+
+// Ids 1 and 2 are drawn, 2 commits and is published, 1 commits, and before the
+// relay looks again everything that is settled is pruned.
+func pruneLateCommit(t testing.TB, f Fixture) {
+	overlapping(t, f)
+	p, ok := f.Store(t).(outbox.Pruner)
+	if !ok {
+		t.Skip("the store is no Pruner")
+	}
+	b := &Broker{}
+	r := outbox.NewRelay(f.Store(t), b, quick())
+	late := f.Begin(t)
+	if err := late.Write(Event("late", "l")); err != nil {
+		t.Fatal(err)
+	}
+	commit(t, f, Event("early", "e"))
+	drain(t, r)
+	prune := func() {
+		t.Helper()
+		if _, err := p.Prune(context.Background(), 0, 100); err != nil {
+			t.Fatal(err)
+		}
+	}
+	prune()
+	if err := late.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	prune()
+	drain(t, r)
+	expect(t, b, "early", "late")
 }
 
 func longWriter(t testing.TB, f Fixture) {

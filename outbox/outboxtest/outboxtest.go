@@ -70,7 +70,10 @@ func Cases() []Case {
 		{"a refused row is parked when its attempts are spent", attemptsSpent},
 		{"B42 an outage spends no attempts", outageSpendsNothing},
 		{"a missing topic holds its own rows", missingTopic},
+		{"held rows that stay due leave room for the others", heldLeaveRoom},
 		{"a lost answer is published again", lostAnswer},
+		{"a batch is bounded in bytes", bytesBounded},
+		{"the lease is renewed during a read", renewDuringRead},
 		{"B43 a crash before settle repeats and loses nothing", crashBeforeSettle},
 		{"B43 one lease, rising epochs, no mark by the old holder", lease},
 		{"a stopped relay gives its lease up", release},
@@ -78,6 +81,7 @@ func Cases() []Case {
 		{"pruning spares what is not settled", pruning},
 		{"a backlog drains", backlog},
 		{"B36 a late commit is published late", lateCommit},
+		{"B46 pruning spares a late commit", pruneLateCommit},
 		{"B38 a long writer elsewhere stalls nothing", longWriter},
 		{"a writer that began first and wrote second stays second", beganFirst},
 	}

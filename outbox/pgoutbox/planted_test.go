@@ -32,7 +32,7 @@ func TestPlanted(t *testing.T) {
 		// The order of transaction ids is not that of writing.
 		"order by transaction id": func(s *sqlTexts) {
 			replace(&s.window, "order by id", "order by x::xid8, id")
-			replace(&s.page, "order by o.id", "order by o.xid, o.id")
+			replace(&s.page, "order by b.id", "order by b.xid, b.id")
 		},
 		"mark without the epoch": func(s *sqlTexts) {
 			replace(&s.advance, "and epoch = $1", "and $1::bigint is not null")
@@ -44,11 +44,16 @@ func TestPlanted(t *testing.T) {
 			replace(&s.acquire, "and lease_until < clock_timestamp()", "")
 		},
 		"failed head passed": func(s *sqlTexts) {
-			replace(&s.page, "and h.blocks)", "and false)")
+			replace(&s.page, "and h.blocks limit", "and false limit")
 			replace(&s.due, "and e.blocks", "and false")
 		},
+		"prune by age": func(s *sqlTexts) {
+			replace(&s.prune, "and q.xid < pg_snapshot_xmax(s.prev) and pg_visible_in_snapshot(q.xid, s.prev)", "")
+		},
+		// What is below the position may have committed after it was passed.
 		"prune by id": func(s *sqlTexts) {
-			replace(&s.prune, "and q.xid < pg_snapshot_xmin(s.prev)", "")
+			replace(&s.prune, "and q.xid < pg_snapshot_xmax(s.prev) and pg_visible_in_snapshot(q.xid, s.prev)",
+				"and q.id <= (select max(l.id) from unecho_outbox l where pg_visible_in_snapshot(l.xid, s.prev))")
 		},
 	}
 	for name, breaks := range statement {
@@ -61,9 +66,11 @@ func TestPlanted(t *testing.T) {
 		})
 	}
 	for name, wrap := range map[string]func(*Store) outbox.Store{
-		"marked before the ack":     func(s *Store) outbox.Store { return &settlesEarly{Store: s} },
-		"an outage counted":         func(s *Store) outbox.Store { return &countsReads{Store: s, n: map[int64]int{}} },
-		"a lost answer marked sent": func(s *Store) outbox.Store { return &allSent{s} },
+		"marked before the ack": func(s *Store) outbox.Store { return &settlesEarly{Store: s} },
+		"an outage counted":     func(s *Store) outbox.Store { return &countsReads{Store: s, n: map[int64]int{}} },
+		// Rows that are due again and again take the whole batch.
+		"held rows before all others": func(s *Store) outbox.Store { return &heldFirst{s} },
+		"a lost answer marked sent":   func(s *Store) outbox.Store { return &allSent{s} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			suite(t, name, func(t testing.TB) outboxtest.Fixture { return wrapped{open(t), wrap} })
@@ -124,6 +131,19 @@ func (s *countsReads) Read(ctx context.Context, l outbox.Lease, limit int) ([]ou
 		return rows, err
 	}
 	return nil, s.Store.Settle(ctx, l, ss)
+}
+
+// heldFirst has no room for other rows while there are enough held ones.
+type heldFirst struct{ *Store }
+
+func (s *heldFirst) Read(ctx context.Context, l outbox.Lease, limit int) ([]outbox.Row, error) {
+	if err := s.load(ctx, l); err != nil {
+		return nil, err
+	}
+	if held, err := s.readHeld(ctx, limit); err != nil || len(held) == limit {
+		return held, err
+	}
+	return s.Store.Read(ctx, l, limit)
 }
 
 // allSent takes every answer for an acknowledgement.

@@ -15,6 +15,16 @@ import (
 // They are pairs of numbers, so this bounds memory at a few megabytes.
 const maxChunk = 50_000
 
+// maxBytes bounds the keys, headers and bodies of the held rows of a batch, and
+// of the others, each: what goes beyond it waits for the next batch. One row
+// is always taken.
+//
+// The two have bounds of their own, as they have halves of the limit, because
+// held rows that cannot go for long (a partition without a leader, a topic
+// that does not exist) become due again and again, and would leave the others
+// no room.
+const maxBytes = 8 << 20
+
 // position is where this relay is, as of its epoch. The database has what
 // Settle last wrote of it; the rest is recomputed after a crash.
 //
@@ -43,8 +53,12 @@ type place struct {
 	id  int64
 }
 
-// handle is what Settle needs to know of a row.
-type handle struct{ held bool }
+// handle is what Settle needs to know of a row: whether it is a held one, and
+// the transaction of one that is not.
+type handle struct {
+	held bool
+	xid  string
+}
 
 // Read implements [outbox.Store].
 func (s *Store) Read(ctx context.Context, l outbox.Lease, limit int) ([]outbox.Row, error) {
@@ -52,17 +66,20 @@ func (s *Store) Read(ctx context.Context, l outbox.Lease, limit int) ([]outbox.R
 		return nil, err
 	}
 	held, err := s.readHeld(ctx, limit)
-	if err != nil || len(held) >= limit {
-		return held, err
+	if err != nil {
+		return nil, err
 	}
 	if len(s.pos.chunk) == 0 {
 		if err := s.look(ctx); err != nil {
 			return nil, err
 		}
 	}
-	page := s.pos.chunk[:min(len(s.pos.chunk), limit-len(held))]
-	fresh, err := s.readPage(ctx, page, held)
-	return append(held, fresh...), err
+	held = held[:min(len(held), limit-min(len(s.pos.chunk), limit/2))]
+	fresh, err := s.readPage(ctx, limit-len(held), held)
+	if err != nil {
+		return nil, err
+	}
+	return append(held, fresh...), nil
 }
 
 // load takes the position from the database when the epoch is new to us.
@@ -113,7 +130,7 @@ func (s *Store) look(ctx context.Context) error {
 // readHeld returns the held rows that may go: those that are due and have
 // nothing in front of them in their key that is not.
 func (s *Store) readHeld(ctx context.Context, limit int) ([]outbox.Row, error) {
-	rs, err := s.pool.Query(ctx, s.sql.due, limit)
+	rs, err := s.pool.Query(ctx, s.sql.due, limit, maxBytes)
 	if err != nil {
 		return nil, fmt.Errorf("pgoutbox: read held rows: %w", err)
 	}
@@ -128,12 +145,29 @@ func (s *Store) readHeld(ctx context.Context, limit int) ([]outbox.Row, error) {
 	return held, nil
 }
 
-// readPage returns the rows at the places of page. A row whose key has held
-// rows that are not all in front of it in this batch is blocked.
-func (s *Store) readPage(ctx context.Context, page []place, held []outbox.Row) ([]outbox.Row, error) {
-	if len(page) == 0 {
-		return nil, nil
+// readPage returns the next rows of the window. When rows have been deleted by
+// hand since they were found, it looks again: the position must advance over
+// them, and an operator may well delete what is not to be published.
+func (s *Store) readPage(ctx context.Context, limit int, held []outbox.Row) ([]outbox.Row, error) {
+	for range 3 {
+		page := s.pos.chunk[:min(len(s.pos.chunk), limit)]
+		if len(page) == 0 {
+			return nil, nil
+		}
+		fresh, err := s.readRows(ctx, page, held)
+		if err != nil || len(fresh) > 0 {
+			return fresh, err
+		}
+		if err := s.look(ctx); err != nil {
+			return nil, err
+		}
 	}
+	return nil, nil // until the next call
+}
+
+// readRows returns the rows at the places of page. A row whose key has held
+// rows that are not all in front of it in this batch is blocked.
+func (s *Store) readRows(ctx context.Context, page []place, held []outbox.Row) ([]outbox.Row, error) {
 	inHand := make(map[orderKey]int64)
 	for _, h := range held {
 		inHand[orderOf(h.Message)]++
@@ -142,32 +176,23 @@ func (s *Store) readPage(ctx context.Context, page []place, held []outbox.Row) (
 	for i, pl := range page {
 		xids[i], ids[i] = pl.xid, pl.id
 	}
-	rs, err := s.pool.Query(ctx, s.sql.page, xids, ids)
+	rs, err := s.pool.Query(ctx, s.sql.page, xids, ids, len(held), maxBytes)
 	if err != nil {
 		return nil, fmt.Errorf("pgoutbox: read rows: %w", err)
 	}
-	fresh, err := pgx.CollectRows(rs, func(r pgx.CollectableRow) (outbox.Row, error) {
-		row := outbox.Row{Handle: handle{}}
+	fresh, err := pgx.CollectRows(rs, func(r pgx.CollectableRow) (row outbox.Row, err error) {
+		var h handle
 		var inFront int64
-		if err := scan(r, &row, &inFront); err != nil {
+		if err := scan(r, &row, &h.xid, &inFront); err != nil {
 			return row, err
 		}
-		row.Blocked = inFront > inHand[orderOf(row.Message)]
+		row.Handle, row.Blocked = h, inFront > inHand[orderOf(row.Message)]
 		return row, nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("pgoutbox: read rows: %w", err)
 	}
-	return s.checkPage(page, fresh)
-}
-
-// checkPage drops places whose rows somebody has deleted by hand: if all of a
-// page is gone the position must still advance.
-func (s *Store) checkPage(page []place, fresh []outbox.Row) ([]outbox.Row, error) {
-	if len(fresh) > 0 {
-		return fresh, nil
-	}
-	return nil, fmt.Errorf("pgoutbox: %d rows from id %d on have vanished; rows that are not settled must not be deleted", len(page), page[0].id)
+	return fresh, nil
 }
 
 // orderKey is what keeps its order: a topic and a key.
@@ -177,15 +202,16 @@ func orderOf(m *envelope.Message) orderKey {
 	return orderKey{m.Topic, string(m.Key)}
 }
 
-// scan reads the columns of a message, and one more.
-func scan(r pgx.CollectableRow, row *outbox.Row, more any) error {
+// scan reads the columns of a message, and more.
+func scan(r pgx.CollectableRow, row *outbox.Row, more ...any) error {
 	m := &envelope.Message{}
 	var meta []byte
-	err := r.Scan(&row.ID, &m.Topic, &m.Key, &m.ID, &m.Source, &m.Type, &m.Subject, &m.ContentType, &m.DataSchema,
-		&m.Time, &meta, &m.Body, more)
+	err := r.Scan(append([]any{&row.ID, &m.Topic, &m.Key, &m.ID, &m.Source, &m.Type, &m.Subject, &m.ContentType, &m.DataSchema,
+		&m.Time, &meta, &m.Body}, more...)...)
 	if err != nil {
 		return err
 	}
+	m.Time = m.Time.UTC()
 	row.Message = m
 	return rows.DecodeMeta(meta, m)
 }

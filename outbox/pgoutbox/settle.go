@@ -60,15 +60,15 @@ func (s *Store) Settle(ctx context.Context, l outbox.Lease, ss []outbox.Settleme
 func (s *Store) plan(ss []outbox.Settlement) (next position, moved, changed sideRows, gone []int64) {
 	next = s.pos
 	for _, st := range ss {
-		held := st.Row.Handle.(handle).held
+		h := st.Row.Handle.(handle)
 		switch {
-		case held && st.Action == outbox.Sent:
+		case h.held && st.Action == outbox.Sent:
 			gone = append(gone, st.Row.ID)
-		case held:
+		case h.held:
 			changed.add("", st)
 		default:
 			if st.Action != outbox.Sent {
-				moved.add(s.xidOf(st.Row.ID), st)
+				moved.add(h.xid, st)
 			}
 			next.lastID = st.Row.ID
 		}
@@ -80,15 +80,6 @@ func (s *Store) plan(ss []outbox.Settlement) (next position, moved, changed side
 		next.prev, next.cur, next.lastID = next.cur, "", 0
 	}
 	return next, moved, changed, gone
-}
-
-func (s *Store) xidOf(id int64) string {
-	for _, pl := range s.pos.chunk {
-		if pl.id == id {
-			return pl.xid
-		}
-	}
-	return ""
 }
 
 // sideRows are rows of the table of held rows, turned on their side.

@@ -20,6 +20,9 @@ type sqlTexts struct {
 
 func statements(n names) sqlTexts {
 	fill := strings.NewReplacer("OUTBOX", n.outbox, "SHARD", n.shard, "HELD", n.held, "COLUMNS", readColumns).Replace
+	sizeOf := func(alias string) string {
+		return strings.ReplaceAll("coalesce(octet_length(A.key), 0) + octet_length(A.meta) + coalesce(octet_length(A.body), 0)", "A.", alias+".")
+	}
 	columnsOf := func(alias string) string {
 		return alias + "." + strings.ReplaceAll(readColumns, ", ", ", "+alias+".")
 	}
@@ -30,6 +33,7 @@ func statements(n names) sqlTexts {
 		release: fill(`update SHARD set lease_until = '-infinity' where shard = 0 and epoch = $1`),
 		load: fill(`select prev::text, coalesce(cur::text, ''), last_id,
 				pg_snapshot_xmax(prev) > pg_snapshot_xmax(pg_current_snapshot())
+				or exists (select 1 from OUTBOX where shard = 0 and xid >= pg_snapshot_xmax(pg_current_snapshot()))
 			from SHARD where shard = 0`),
 		snapshot: `select pg_current_snapshot()::text`,
 		// What became visible between two snapshots: what began after the old
@@ -48,18 +52,25 @@ func statements(n names) sqlTexts {
 		// One reading of the clock for the whole statement: with one for each
 		// row a head could be judged not due and the row behind it, a moment
 		// later, free to go.
-		due: fill(`select ` + columnsOf("h") + `, h.attempts from HELD h
-			where h.shard = 0 and not h.parked and h.due_at <= statement_timestamp()
-				and (h.key is null or not exists (select 1 from HELD e
-					where e.shard = 0 and e.topic = h.topic and e.key = h.key and e.id < h.id and e.blocks
-						and (e.parked or e.due_at > statement_timestamp())))
-			order by h.id limit $1`),
-		page: fill(`select ` + columnsOf("o") + `,
-				case when o.key is null then 0 else (select count(*) from HELD h
-					where h.shard = 0 and h.topic = o.topic and h.key = o.key and h.blocks) end
-			from unnest($1::text[], $2::bigint[]) as k(xid, id)
-			join OUTBOX o on o.shard = 0 and o.xid = k.xid::xid8 and o.id = k.id
-			order by o.id`),
+		due: fill(`select ` + columnsOf("b") + `, b.attempts from (
+				select d.*, sum(d.size) over (order by d.id) - d.size as before from (
+					select h.*, ` + sizeOf("h") + ` as size from HELD h
+					where h.shard = 0 and not h.parked and h.due_at <= statement_timestamp()
+						and (h.key is null or not exists (select 1 from HELD e
+							where e.shard = 0 and e.topic = h.topic and e.key = h.key and e.id < h.id and e.blocks
+								and (e.parked or e.due_at > statement_timestamp())))
+					order by h.id limit $1) d) b
+			where b.before < $2 order by b.id`),
+		// How many held rows are in front matters only up to how many of them
+		// are in hand, $3: counting on would cost a hot key its length.
+		page: fill(`select ` + columnsOf("b") + `, b.xid::text,
+				case when b.key is null then 0 else (select count(*) from (select 1 from HELD h
+					where h.shard = 0 and h.topic = b.topic and h.key = b.key and h.blocks limit $3 + 1) f) end
+			from (
+				select p.*, sum(p.size) over (order by p.id) - p.size as before from (
+					select o.*, ` + sizeOf("o") + ` as size from unnest($1::text[], $2::bigint[]) as k(xid, id)
+					join OUTBOX o on o.shard = 0 and o.xid = k.xid::xid8 and o.id = k.id) p) b
+			where b.before < $4 order by b.id`),
 		advance: fill(`update SHARD set lease_until = clock_timestamp() + $2::interval,
 				prev = $3::text::pg_snapshot, cur = $4::text::pg_snapshot, last_id = $5
 			where shard = 0 and epoch = $1`),
@@ -75,12 +86,13 @@ func statements(n names) sqlTexts {
 				as c(id, counted, after, parked, blocks, reason, xid)
 			join OUTBOX o on o.shard = 0 and o.xid = c.xid::xid8 and o.id = c.id
 			on conflict do nothing`),
+		// Only the oldest rows are looked at, or a table without rows to delete
+		// would be read from end to end each time.
 		prune: fill(`delete from OUTBOX o using (
-				select q.xid, q.id from OUTBOX q, SHARD s
-				where s.shard = 0 and q.shard = 0 and q.xid < pg_snapshot_xmin(s.prev)
-					and q.created_at < clock_timestamp() - $1::interval
-				order by q.xid limit $2) d
-			where o.shard = 0 and o.xid = d.xid and o.id = d.id`),
+				select q.xid, q.id, q.created_at from OUTBOX q, SHARD s
+				where s.shard = 0 and q.shard = 0 and q.xid < pg_snapshot_xmax(s.prev) and pg_visible_in_snapshot(q.xid, s.prev)
+				order by q.xid, q.id limit $2) d
+			where o.shard = 0 and o.xid = d.xid and o.id = d.id and d.created_at < clock_timestamp() - $1::interval`),
 		parked: fill(`select id, topic, type, attempts, reason, coalesce(length(body), 0) from HELD
 			where shard = 0 and parked and id > $1 order by id limit $2`),
 		requeue: fill(`update HELD set parked = false, blocks = key is not null, attempts = 0, due_at = clock_timestamp()

@@ -42,7 +42,7 @@ func (sqliteAppender) Append(ctx context.Context, tx *sql.Tx, msgs []*envelope.M
 	}
 	defer func() { _ = stmt.Close() }()
 	for _, m := range msgs {
-		if _, err := stmt.ExecContext(ctx, values(m, m.Time.UnixNano())...); err != nil {
+		if _, err := stmt.ExecContext(ctx, values(m, m.Time.UnixMicro())...); err != nil {
 			return fmt.Errorf("sqloutbox: append: %w", err)
 		}
 	}

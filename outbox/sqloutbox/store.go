@@ -69,35 +69,63 @@ func affected(r sql.Result, err error) (int64, error) {
 	return r.RowsAffected()
 }
 
+// maxBytes bounds the keys, headers and bodies of the held rows of a batch, and
+// of the others, each: what goes beyond it waits for the next batch. One row
+// is always taken. The two have bounds of their own, as they have halves of
+// the limit, because held rows that cannot go for long become due again and
+// again, and would leave the others no room.
+const maxBytes = 8 << 20
+
+const position = "(select last_id from unecho_outbox_shard where shard = 0)"
+
 // Read implements [outbox.Store].
 func (s *Store) Read(ctx context.Context, _ outbox.Lease, limit int) ([]outbox.Row, error) {
-	held, err := s.read(ctx, true, `select h.id, `+prefixed("h")+`, h.attempts, 0 from unecho_outbox_held h, (select `+now+` as now) c
+	var waiting int
+	err := s.db.QueryRowContext(ctx, `select count(*) from (select 1 from unecho_outbox where id > `+position+` limit ?)`, limit/2).Scan(&waiting)
+	if err != nil {
+		return nil, fmt.Errorf("sqloutbox: read: %w", err)
+	}
+	held, err := s.read(ctx, `select h.id, `+prefixed("h")+`, h.attempts, 0 from unecho_outbox_held h, (select `+now+` as now) c
 		where not h.parked and h.due_at <= c.now
 			and (h.key is null or not exists (select 1 from unecho_outbox_held e
 				where e.topic = h.topic and e.key = h.key and e.id < h.id and e.blocks and (e.parked or e.due_at > c.now)))
-		order by h.id limit ?`, limit)
-	if err != nil || len(held) >= limit {
-		return held, err
-	}
-	fresh, err := s.read(ctx, false, `select o.id, `+prefixed("o")+`, 0,
-			case when o.key is null then 0 else (select count(*) from unecho_outbox_held h where h.topic = o.topic and h.key = o.key and h.blocks) end
-		from unecho_outbox o where o.id > (select last_id from unecho_outbox_shard where shard = 0) order by o.id limit ?`, limit-len(held))
+		order by h.id limit ?`, limit-waiting)
 	if err != nil {
 		return nil, err
 	}
+	fresh, err := s.read(ctx, `select o.id, `+prefixed("o")+`, 0,
+			case when o.key is null then 0 else (select count(*) from (select 1 from unecho_outbox_held h
+				where h.topic = o.topic and h.key = o.key and h.blocks limit ? + 1)) end
+		from unecho_outbox o where o.id > `+position+` order by o.id limit ?`, len(held), limit-len(held))
+	if err != nil {
+		return nil, err
+	}
+	return join(held, fresh), nil
+}
+
+// join makes the rows that the relay sees. A row whose key has held rows that
+// are not all in front of it in this batch is blocked.
+func join(held, fresh []stored) []outbox.Row {
+	out := make([]outbox.Row, 0, len(held)+len(fresh))
 	inHand := make(map[orderKey]int)
 	for _, h := range held {
 		inHand[orderOf(h.Message)]++
+		h.Handle = handle{held: true}
+		out = append(out, h.Row)
 	}
-	for i := range fresh {
-		// inFront counts the held rows of the key; those in this batch go first.
-		fresh[i].Blocked = fresh[i].Handle.(inFront).n > inHand[orderOf(fresh[i].Message)]
-		fresh[i].Handle = handle{}
+	for _, f := range fresh {
+		f.Handle, f.Blocked = handle{}, f.inFront > inHand[orderOf(f.Message)]
+		out = append(out, f.Row)
 	}
-	return append(held, fresh...), nil
+	return out
 }
 
-type inFront struct{ n int }
+// stored is a row as it is read, with the number of held rows of its key.
+type stored struct {
+	outbox.Row
+	inFront int
+	size    int
+}
 
 type orderKey struct{ topic, key string }
 
@@ -108,19 +136,20 @@ func prefixed(alias string) string {
 		alias + ".subject, " + alias + ".content_type, " + alias + ".data_schema, " + alias + ".time, " + alias + ".meta, " + alias + ".body, " + alias + ".body is null"
 }
 
-func (s *Store) read(ctx context.Context, held bool, query string, limit int) ([]outbox.Row, error) {
-	rs, err := s.db.QueryContext(ctx, query, limit)
+func (s *Store) read(ctx context.Context, query string, args ...any) ([]stored, error) {
+	rs, err := s.db.QueryContext(ctx, query, args...)
 	if err != nil {
 		return nil, fmt.Errorf("sqloutbox: read: %w", err)
 	}
 	defer func() { _ = rs.Close() }()
-	var out []outbox.Row
-	for rs.Next() {
-		row, err := scan(rs, held)
+	var out []stored
+	for size := 0; size < maxBytes && rs.Next(); {
+		row, err := scan(rs)
 		if err != nil {
 			return nil, fmt.Errorf("sqloutbox: read: %w", err)
 		}
 		out = append(out, row)
+		size += row.size
 	}
 	if err := rs.Err(); err != nil {
 		return nil, fmt.Errorf("sqloutbox: read: %w", err)
@@ -128,23 +157,19 @@ func (s *Store) read(ctx context.Context, held bool, query string, limit int) ([
 	return out, nil
 }
 
-func scan(rs *sql.Rows, held bool) (outbox.Row, error) {
-	m, row := &envelope.Message{}, outbox.Row{}
-	var nanos int64
+func scan(rs *sql.Rows) (row stored, err error) {
+	m := &envelope.Message{}
+	var micros int64
 	var meta []byte
 	var noKey, noBody bool
-	var blocking int
-	err := rs.Scan(&row.ID, &m.Topic, &m.Key, &noKey, &m.ID, &m.Source, &m.Type, &m.Subject, &m.ContentType, &m.DataSchema,
-		&nanos, &meta, &m.Body, &noBody, &row.Attempts, &blocking)
+	err = rs.Scan(&row.ID, &m.Topic, &m.Key, &noKey, &m.ID, &m.Source, &m.Type, &m.Subject, &m.ContentType, &m.DataSchema,
+		&micros, &meta, &m.Body, &noBody, &row.Attempts, &row.inFront)
 	if err != nil {
 		return row, err
 	}
 	m.Key, m.Body = nullOr(m.Key, noKey), nullOr(m.Body, noBody)
-	m.Time = time.Unix(0, nanos).UTC()
-	row.Message, row.Handle = m, inFront{blocking}
-	if held {
-		row.Handle = handle{held: true}
-	}
+	m.Time = time.UnixMicro(micros).UTC()
+	row.Message, row.size = m, len(m.Key)+len(meta)+len(m.Body)
 	return row, rows.DecodeMeta(meta, m)
 }
 

@@ -15,7 +15,7 @@ create table {{unecho_outbox}} (
 	created_at integer not null
 );
 
--- The position: what has an id up to last_id is settled. Times are milliseconds since 1970.
+-- The position: what has an id up to last_id is settled. Times are milliseconds since 1970, but for those of messages, which are microseconds.
 create table {{unecho_outbox_shard}} (
 	shard integer primary key,
 	epoch integer not null default 0,
