@@ -61,6 +61,10 @@ func Classify(err error) Class {
 // isOutage reports whether something was out of reach. A deadline that passed
 // is none: a handler that always takes too long would never be dead-lettered.
 func isOutage(err error) bool {
+	var marked *unavailableError
+	if errors.As(err, &marked) {
+		return true
+	}
 	for _, target := range [...]error{
 		dedupe.ErrUnavailable, brokers.ErrUnavailable,
 		syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, syscall.EHOSTUNREACH, syscall.ENETUNREACH,

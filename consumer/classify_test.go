@@ -29,6 +29,7 @@ func TestClassify(t *testing.T) {
 		{Permanent(fmt.Errorf("x: %w", dedupe.ErrUnavailable)), ClassUnavailable},
 		{fmt.Errorf("%w: %w", dedupe.ErrUnavailable, Permanent(errBoom)), ClassUnavailable},
 		{fmt.Errorf("%w: %w", dedupe.ErrUnknownOutcome, syscall.ECONNRESET), ClassUnknown},
+		{fmt.Errorf("x: %w", Unavailable(errBoom)), ClassUnavailable},
 		{dedupe.ErrInProgress, ClassInProgress},
 		{dedupe.ErrScope, ClassFailed},
 		{Permanent(errBoom), ClassPermanent},
@@ -39,8 +40,8 @@ func TestClassify(t *testing.T) {
 			t.Errorf("Classify(%v) = %q, want %q", c.err, got, c.want)
 		}
 	}
-	if Permanent(nil) != nil {
-		t.Error("Permanent(nil) is not nil")
+	if Permanent(nil) != nil || Unavailable(nil) != nil {
+		t.Error("no error became one")
 	}
 	if !errors.Is(Permanent(errBoom), errBoom) {
 		t.Error("Permanent hides the error")

@@ -129,9 +129,11 @@ func ExampleObserver() {
 func ExampleClassify() {
 	fmt.Println(consumer.Classify(errors.New("no such customer")))
 	fmt.Println(consumer.Classify(fmt.Errorf("decode: %w", envelope.ErrMalformed)))
+	fmt.Println(consumer.Classify(consumer.Unavailable(errors.New("503 from the payment provider"))))
 	fmt.Println(consumer.IsPermanent(fmt.Errorf("decode: %w", consumer.Permanent(errors.New("x")))))
 	// Output:
 	// failed
 	// malformed
+	// unavailable
 	// true
 }

@@ -48,6 +48,22 @@ type permanentError struct{ err error }
 func (e *permanentError) Error() string { return e.err.Error() }
 func (e *permanentError) Unwrap() error { return e.err }
 
+// Unavailable marks an error as the outage of something that the handler needs,
+// such as another service: consumption pauses and probes until it is back, and
+// no attempt is spent. Outages of the store and of the brokers, and refused or
+// broken connections, are recognised without. Unavailable of nil is nil.
+func Unavailable(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &unavailableError{err}
+}
+
+type unavailableError struct{ err error }
+
+func (e *unavailableError) Error() string { return e.err.Error() }
+func (e *unavailableError) Unwrap() error { return e.err }
+
 // IsPermanent reports whether err was marked by [Permanent].
 func IsPermanent(err error) bool {
 	var p *permanentError

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
+	"github.com/unecho/unecho/dedupe/pgdedupe"
 	"github.com/unecho/unecho/outbox"
 	"github.com/unecho/unecho/outbox/pgoutbox"
 )
@@ -68,13 +69,49 @@ func version() string {
 
 type withConfig func(func(*cobra.Command, *config, []string) error) func(*cobra.Command, []string) error
 
+// tables are what migrate knows: the outbox for the producer's database, the
+// keys for a consumer's.
+var tables = map[string]struct {
+	migrate func(ctx context.Context, pool *pgxpool.Pool, schema string) error
+	sql     func(schema string) (string, error)
+}{
+	"outbox": {
+		func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
+			return pgoutbox.Migrate(ctx, pool, &pgoutbox.Options{Schema: schema})
+		},
+		func(schema string) (string, error) { return pgoutbox.SQL(&pgoutbox.Options{Schema: schema}) },
+	},
+	"dedupe": {
+		func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
+			return pgdedupe.Migrate(ctx, pool, &pgdedupe.Options{Schema: schema})
+		},
+		func(schema string) (string, error) {
+			o := &pgdedupe.Options{Schema: schema}
+			if err := o.Check(); err != nil {
+				return "", err
+			}
+			return pgdedupe.SQL(o), nil
+		},
+	},
+}
+
 func migrateCommand(with withConfig) *cobra.Command {
 	var sql bool
-	cmd := &cobra.Command{Use: "migrate", Short: "Create the outbox tables, or bring them to this version", Args: noArgs,
-		RunE: with(func(cmd *cobra.Command, c *config, _ []string) error {
-			o := &pgoutbox.Options{Schema: c.Database.Schema}
+	cmd := &cobra.Command{Use: "migrate [outbox|dedupe]", Short: "Create tables, or bring them to this version: the relay's outbox, or a consumer's keys",
+		ValidArgs: []string{"outbox", "dedupe"},
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs)(cmd, args); err != nil {
+				return &usageError{err}
+			}
+			return nil
+		},
+		RunE: with(func(cmd *cobra.Command, c *config, args []string) error {
+			which := tables["outbox"]
+			if len(args) == 1 {
+				which = tables[args[0]]
+			}
 			if sql {
-				text, err := pgoutbox.SQL(o)
+				text, err := which.sql(c.Database.Schema)
 				if err == nil {
 					_, err = io.WriteString(cmd.OutOrStdout(), text)
 				}
@@ -85,7 +122,7 @@ func migrateCommand(with withConfig) *cobra.Command {
 				return err
 			}
 			defer pool.Close()
-			return pgoutbox.Migrate(cmd.Context(), pool, o)
+			return which.migrate(cmd.Context(), pool, c.Database.Schema)
 		})}
 	cmd.Flags().BoolVar(&sql, "sql", false, "print the statements for an empty database, and change nothing")
 	return cmd
