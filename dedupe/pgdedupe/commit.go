@@ -90,7 +90,11 @@ func (d *driver) commit(ctx context.Context, s *session, c dedupe.Claim, reply [
 	end := br.Close()
 	switch {
 	case err != nil:
-		return s.commitError(err, n == 1)
+		unknown, err := commitError(err, n == 1)
+		if unknown {
+			s.discard()
+		}
+		return err
 	case tag.String() == "COMMIT":
 		return nil // whatever becomes of the connection after the server has said so
 	case tag.String() == "ROLLBACK":
@@ -104,16 +108,15 @@ func (d *driver) commit(ctx context.Context, s *session, c dedupe.Claim, reply [
 // verdict on a statement says that nothing is committed; of anything else that
 // comes after the commit was sent nobody knows, and what the library says about
 // whether it is safe to try again is not to be relied upon.
-func (s *session) commitError(err error, byGuard bool) error {
+func commitError(err error, byGuard bool) (unknown bool, _ error) {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) || isFatal(pg) || !pgkeys.Refused(pg.Code) {
-		s.discard()
-		return fmt.Errorf("%w: %w", dedupe.ErrUnknownOutcome, err)
+		return true, fmt.Errorf("%w: %w", dedupe.ErrUnknownOutcome, err)
 	}
 	if pg.Code == pgkeys.Aborted || byGuard && pg.Code == pgkeys.GuardFailed {
-		return fmt.Errorf("%w: it ended the transaction: %w", dedupe.ErrScope, err)
+		return false, fmt.Errorf("%w: it ended the transaction: %w", dedupe.ErrScope, err)
 	}
-	return err
+	return false, err
 }
 
 func isFatal(err *pgconn.PgError) bool {

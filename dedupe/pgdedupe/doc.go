@@ -1,0 +1,50 @@
+// Package pgdedupe keeps the keys of package dedupe in PostgreSQL, by pgx. The
+// scope of a handler is a [pgx.Tx]: what it writes there and the key are
+// committed together, or neither is.
+//
+//	pool, err := pgxpool.New(ctx, url)
+//	err = pgdedupe.Migrate(ctx, pool, nil)
+//	store := pgdedupe.NewStore(pool, nil)
+//
+// A key that is new costs no round trip more than the transaction that the
+// handler needs anyway: BEGIN goes with the claim, and the reply and a guard go
+// with COMMIT. It needs PostgreSQL 13 or newer.
+//
+// # What a handler may do with its transaction
+//
+// Everything but end it. Begin opens a savepoint, whose Commit and Rollback are
+// the handler's. Commit and Rollback of the transaction itself, and statements
+// that do the same, are refused, and the run ends with dedupe.ErrScope even if
+// the handler ignores that. What is done by Conn() is not seen here, but the
+// server refuses to commit another transaction than the one that the claim was
+// made in. Rows, batches and copies must be read or closed before the handler
+// returns; the transaction does not work after that.
+//
+// A transaction serves one call at a time, as in pgx, and says so when two
+// goroutines use it at once.
+//
+// # Poolers
+//
+// Nothing is kept in a session, so PgBouncer and its like may work in
+// transaction mode, with pgx's default_query_exec_mode set to cache_describe
+// or exec. Set connect_timeout in the pool's URL: a connection that does not
+// come about is waited for, by the pool, as long as that says.
+//
+// # Invariants
+//
+//   - The claim is the first statement of the transaction, and bounds its wait
+//     by lock_timeout for itself alone: RETURNING puts back what was set before.
+//   - The record of the winner is read by a statement of its own. The one that
+//     has met the winner's row does not see it at READ COMMITTED.
+//   - An expired row is replaced, by ON CONFLICT DO UPDATE, only after it was
+//     seen to be expired: that form locks the row even where it changes
+//     nothing, and duplicates are many.
+//   - COMMIT is a success only by its tag: for an aborted transaction the server
+//     answers it with ROLLBACK, without an error.
+//   - An error in answer to a commit is a failure only if it is the server's
+//     verdict on a statement. All others are unknown, including those that
+//     pgconn.SafeToRetry calls safe.
+//   - A connection whose state is in doubt is closed, never given back.
+//   - No scope reaches its connection after the driver has begun to end the
+//     transaction: see session.
+package pgdedupe

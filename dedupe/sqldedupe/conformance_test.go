@@ -1,0 +1,156 @@
+package sqldedupe_test
+
+import (
+	"context"
+	"database/sql"
+	"path/filepath"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	_ "github.com/jackc/pgx/v5/stdlib"
+	_ "modernc.org/sqlite"
+
+	"github.com/unecho/unecho/dedupe"
+	"github.com/unecho/unecho/dedupe/sqldedupe"
+	"github.com/unecho/unecho/dedupe/storetest"
+	"github.com/unecho/unecho/internal/pgcut"
+	"github.com/unecho/unecho/internal/testenv"
+)
+
+func TestConformancePostgres(t *testing.T) {
+	for _, level := range []sql.IsolationLevel{sql.LevelDefault, sql.LevelRepeatableRead, sql.LevelSerializable} {
+		t.Run(level.String(), func(t *testing.T) { storetest.Run(t, openPostgres(sqldedupe.Options{Isolation: level})) })
+	}
+}
+
+func TestConformanceSQLite(t *testing.T) {
+	for name, params := range map[string]string{
+		"WAL":          "_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)",
+		"as it comes":  "",
+		"immediate":    "_pragma=journal_mode(WAL)&_txlock=immediate",
+		"busy_timeout": "_pragma=journal_mode(WAL)&_pragma=busy_timeout(5000)",
+	} {
+		t.Run(name, func(t *testing.T) { storetest.Run(t, openSQLite(sqldedupe.Options{Anonymous: name == "WAL"}, params)) })
+	}
+}
+
+// harness is what the databases have in common.
+type harness struct {
+	db, direct *sql.DB // of the store, and for looking behind it
+	store      dedupe.Store[*sql.Tx]
+	ends       []string // statements that end a transaction
+	abort      string   // a statement that fails, and the transaction with it
+}
+
+func newHarness(tb testing.TB, d sqldedupe.Dialect, o sqldedupe.Options, s storetest.Settings, driver, store, direct string) *harness {
+	tb.Helper()
+	open := func(dsn string, conns int) *sql.DB {
+		db, err := sql.Open(driver, dsn)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		db.SetMaxOpenConns(conns)
+		db.SetMaxIdleConns(conns)
+		tb.Cleanup(func() { _ = db.Close() })
+		return db
+	}
+	conns := s.Conns
+	if conns == 0 {
+		conns = 8
+	}
+	h := &harness{db: open(store, conns), direct: open(direct, 2)}
+	o.LockWait = s.Wait
+	if err := sqldedupe.Migrate(tb.Context(), h.direct, d, &o); err != nil {
+		tb.Fatal(err)
+	}
+	if _, err := h.direct.Exec("create table effect (name text not null); create table one (n integer unique); insert into one values (1)"); err != nil {
+		tb.Fatal(err)
+	}
+	h.store = sqldedupe.NewStore(h.db, d, &o)
+	return h
+}
+
+func (h *harness) Store() dedupe.Store[*sql.Tx] { return h.store }
+
+func (h *harness) Add(ctx context.Context, tx *sql.Tx, name string) error {
+	_, err := tx.ExecContext(ctx, "insert into effect (name) values ($1)", name)
+	return err
+}
+
+func (h *harness) Count(tb testing.TB, name string) int {
+	tb.Helper()
+	return h.count(tb, "select count(*) from effect where name = $1", name)
+}
+
+func (h *harness) Conflicts(tb testing.TB) int {
+	tb.Helper()
+	return h.count(tb, "select count(*) from unecho_conflict")
+}
+
+func (h *harness) count(tb testing.TB, q string, args ...any) (n int) {
+	tb.Helper()
+	if err := h.direct.QueryRow(q, args...).Scan(&n); err != nil {
+		tb.Fatal(err)
+	}
+	return n
+}
+
+func (h *harness) InUse() int { return h.db.Stats().InUse }
+
+func (h *harness) Abort(ctx context.Context, tx *sql.Tx) error {
+	_, err := tx.ExecContext(ctx, h.abort)
+	return err
+}
+
+func (h *harness) Ends() []storetest.End[*sql.Tx] {
+	ends := []storetest.End[*sql.Tx]{
+		{Name: "Commit", Do: func(_ context.Context, tx *sql.Tx) error { return tx.Commit() }},
+		{Name: "Rollback", Do: func(_ context.Context, tx *sql.Tx) error { return tx.Rollback() }},
+	}
+	for _, q := range h.ends {
+		ends = append(ends, storetest.End[*sql.Tx]{Name: q, Do: func(ctx context.Context, tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, q)
+			return err
+		}})
+	}
+	return ends
+}
+
+// postgres has all powers.
+type postgres struct {
+	*harness
+	*pgcut.Proxy
+}
+
+func openPostgres(o sqldedupe.Options) storetest.Open[*sql.Tx] {
+	return func(tb testing.TB, s storetest.Settings) storetest.Harness[*sql.Tx] {
+		url := testenv.SchemaURL(tb)
+		proxy, through := pgcut.Start(tb, url)
+		h := newHarness(tb, sqldedupe.Postgres, o, s, "pgx", through, url)
+		h.ends = []string{"commit", "rollback", "commit; begin", "rollback; begin; select pg_current_xact_id()", "rollback and chain"}
+		h.abort = "select 1/0"
+		return postgres{h, proxy}
+	}
+}
+
+func (postgres) Lost() error { return &pgconn.PgError{Severity: "ERROR", Code: "40001"} }
+
+// sqlite has no connection that could be cut.
+type sqlite struct{ *harness }
+
+func openSQLite(o sqldedupe.Options, params string) storetest.Open[*sql.Tx] {
+	return func(tb testing.TB, s storetest.Settings) storetest.Harness[*sql.Tx] {
+		file := "file:" + filepath.Join(tb.TempDir(), "test.db")
+		h := newHarness(tb, sqldedupe.SQLite, o, s, "sqlite", file+"?"+params, file+"?_pragma=busy_timeout(10000)&"+params)
+		h.ends = []string{"commit", "rollback", "commit; begin", "rollback; begin", "rollback; begin; insert into one values (2); delete from one where n = 2"}
+		h.abort = "insert or rollback into one values (1)"
+		return sqlite{h}
+	}
+}
+
+type busy struct{}
+
+func (busy) Error() string { return "database is locked" }
+func (busy) Code() int     { return 5 }
+
+func (sqlite) Lost() error { return busy{} }

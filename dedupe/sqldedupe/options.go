@@ -1,0 +1,140 @@
+package sqldedupe
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"time"
+
+	"github.com/unecho/unecho/dedupe"
+	"github.com/unecho/unecho/internal/migrate"
+)
+
+// Dialect is the kind of database behind a *sql.DB.
+type Dialect int
+
+const (
+	// Postgres is PostgreSQL 13 or newer, by a driver whose errors have a
+	// SQLState method: github.com/jackc/pgx/v5/stdlib or github.com/lib/pq.
+	Postgres Dialect = iota + 1
+	// SQLite is SQLite 3.42 or newer, by a driver whose errors have a Code
+	// method: modernc.org/sqlite.
+	SQLite
+)
+
+// String returns the name of the database.
+func (d Dialect) String() string {
+	switch d {
+	case Postgres:
+		return "PostgreSQL"
+	case SQLite:
+		return "SQLite"
+	}
+	return fmt.Sprintf("dialect(%d)", int(d))
+}
+
+// Options are the settings of this package. The zero value, and nil, is the
+// default. Everything that works on one set of tables needs the same Schema.
+type Options struct {
+	// Schema is where the tables are, unquoted; on SQLite the name of an
+	// attached database. Defaults to none: the names are unqualified.
+	Schema string
+	// Isolation is the level of the transactions. Defaults to READ COMMITTED
+	// on PostgreSQL, whatever the database's default is; SQLite is always
+	// serializable, and takes no other.
+	Isolation sql.IsolationLevel
+	// LockWait is how long a claim waits for another holder of the key, or on
+	// SQLite for any other writer, before it is ErrInProgress. It does not
+	// bound the handler's statements. Defaults to 2 s; -1 is hardly at all.
+	LockWait time.Duration
+	// Timeout bounds the wait for a free connection, and each answer of the
+	// database that the store itself waits for, beside LockWait.
+	// Defaults to 10 s.
+	Timeout time.Duration
+	// Anonymous leaves the readable parts of the key out of the tables:
+	// tenant, consumer, source and id may be personal data, and nothing but
+	// people reads them. Defaults to keeping them.
+	Anonymous bool
+	// Tx are the settings of the transactions.
+	Tx dedupe.TxOptions
+}
+
+const (
+	defaultLockWait = 2 * time.Second
+	defaultTimeout  = 10 * time.Second
+)
+
+// Check returns nil, or what is wrong with o for a dialect; nil is right.
+// NewStore panics with it: check options that come from a file.
+func (o *Options) Check(d Dialect) error {
+	if d != Postgres && d != SQLite {
+		return fmt.Errorf("sqldedupe: %v is not supported; use sqldedupe.Postgres or sqldedupe.SQLite", d)
+	}
+	if o == nil {
+		return nil
+	}
+	if o.Schema != "" {
+		if err := migrate.CheckName(o.Schema); err != nil {
+			return fmt.Errorf("sqldedupe: Options.Schema: %w", err)
+		}
+	}
+	switch o.Isolation {
+	case sql.LevelDefault, sql.LevelSerializable:
+		return nil
+	case sql.LevelReadCommitted, sql.LevelRepeatableRead:
+		if d == Postgres {
+			return nil
+		}
+	}
+	return fmt.Errorf("sqldedupe: Options.Isolation: %v does not work with %v", o.Isolation, d)
+}
+
+// normal fills in the defaults. It panics if o is wrong.
+func (o *Options) normal(d Dialect) Options {
+	if err := o.Check(d); err != nil {
+		panic(err)
+	}
+	var n Options
+	if o != nil {
+		n = *o
+	}
+	if n.Isolation == sql.LevelDefault && d == Postgres {
+		n.Isolation = sql.LevelReadCommitted
+	}
+	if d == SQLite {
+		n.Isolation = sql.LevelDefault // the only one, and not every driver takes it by name
+	}
+	if n.LockWait == 0 {
+		n.LockWait = defaultLockWait
+	}
+	n.LockWait = max(n.LockWait, time.Millisecond)
+	if n.Timeout <= 0 {
+		n.Timeout = defaultTimeout
+	}
+	return n
+}
+
+// NewStore returns the store in db, which stays the caller's. o may be nil.
+// Nothing is sent yet: see [Migrate] and [Validate]. It panics if db is nil, or
+// with [Options.Check]'s error.
+func NewStore(db *sql.DB, d Dialect, o *Options) dedupe.Store[*sql.Tx] {
+	if db == nil {
+		panic("sqldedupe: NewStore: the database is nil")
+	}
+	n := o.normal(d)
+	base := base{db: db, o: n}
+	if d == SQLite {
+		return store{dedupe.NewTxStore[*scope](newSQLite(base), &n.Tx)}
+	}
+	return store{dedupe.NewTxStore[*scope](newPostgres(base), &n.Tx)}
+}
+
+// store hides what a scope is beside its *sql.Tx.
+type store struct{ inner dedupe.Store[*scope] }
+
+// Once implements dedupe.Store.
+func (s store) Once(ctx context.Context, c dedupe.Claim, fn func(context.Context, *sql.Tx) ([]byte, error)) (dedupe.Result, error) {
+	return s.inner.Once(ctx, c, func(ctx context.Context, scope *scope) ([]byte, error) {
+		return fn(ctx, scope.tx)
+	})
+}

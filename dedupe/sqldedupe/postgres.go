@@ -1,0 +1,208 @@
+package sqldedupe
+
+import (
+	"context"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/unecho/unecho/dedupe"
+	"github.com/unecho/unecho/dedupe/internal/pgkeys"
+)
+
+// postgres implements dedupe.TxDriver. It works on the tables of pgdedupe, with
+// the statements of pgdedupe, one round trip for each.
+type postgres struct {
+	base
+	sql pgkeys.Statements
+}
+
+func newPostgres(b base) *postgres { return &postgres{b, pgkeys.New(pgkeys.Set(b.o.Schema))} }
+
+// maxVanished is how often a claim begins again because the winner that it met
+// has expired or was pruned before it could be read.
+const maxVanished = 5
+
+// Begin implements dedupe.TxDriver.
+func (p *postgres) Begin(ctx context.Context, c dedupe.Claim) (*scope, *dedupe.Record, error) {
+	statement := p.sql.Claim
+	for range maxVanished {
+		s, err := p.begin(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		owned, err := p.claim(ctx, s, statement, c)
+		if owned {
+			return s, nil, nil
+		}
+		var prior *dedupe.Record
+		if err == nil {
+			prior, err = p.winner(ctx, s, c)
+		}
+		s.undo(ctx, p.o.Timeout)
+		if prior != nil || err != nil {
+			return nil, prior, err
+		}
+		statement = p.sql.Takeover
+	}
+	return nil, nil, fmt.Errorf("sqldedupe: %w: its record has come and gone %d times", dedupe.ErrInProgress, maxVanished)
+}
+
+// claim reports whether the transaction owns the key. If it does not and there
+// is no error, the key was there.
+func (p *postgres) claim(ctx context.Context, s *scope, statement string, c dedupe.Claim) (bool, error) {
+	bounded, cancel := context.WithTimeout(ctx, p.o.LockWait+p.o.Timeout)
+	defer cancel()
+	args := []any{uuid(c.Key), c.Fingerprint[:], pgkeys.Microseconds(c.Retain), strconv.FormatInt(pgkeys.Milliseconds(p.o.LockWait), 10)}
+	var lockTimeout string
+	err := s.tx.QueryRowContext(bounded, statement, append(args, p.readable(c.Key)...)...).Scan(&s.xid, &lockTimeout)
+	code := sqlState(err)
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, sql.ErrNoRows):
+		return false, nil
+	case ctx.Err() != nil:
+		return false, fmt.Errorf("sqldedupe: %w: %w", ctx.Err(), err)
+	case code == pgkeys.LockTimeout, code == pgkeys.QueryCanceled:
+		return false, fmt.Errorf("sqldedupe: %w: waited %v: %w", dedupe.ErrInProgress, p.o.LockWait, err)
+	}
+	return false, fmt.Errorf("sqldedupe: %w", err)
+}
+
+// winner reads who has done the key; nil if there is nobody any more.
+func (p *postgres) winner(ctx context.Context, s *scope, c dedupe.Claim) (*dedupe.Record, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.o.Timeout)
+	defer cancel()
+	var (
+		r           dedupe.Record
+		fingerprint []byte
+		expired     bool
+	)
+	err := s.tx.QueryRowContext(ctx, p.sql.Winner, uuid(c.Key)).Scan(&fingerprint, &r.Reply, &r.DoneAt, &expired)
+	switch {
+	case errors.Is(err, sql.ErrNoRows), err == nil && expired:
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("sqldedupe: read the record of the key: %w", err)
+	}
+	copy(r.Fingerprint[:], fingerprint)
+	return &r, nil
+}
+
+func uuid(k dedupe.Key) string {
+	b := k.Stored()
+	return hex.EncodeToString(b[:])
+}
+
+// Commit implements dedupe.TxDriver.
+func (p *postgres) Commit(ctx context.Context, s *scope, c dedupe.Claim, reply []byte) error {
+	err := s.finish(ctx, func(ready func() bool) error {
+		if err := p.fit(ctx, s, ready); err != nil {
+			return unfit(err, s.tx.Rollback())
+		}
+		return p.commit(ctx, s, c, reply)
+	})
+	if errors.Is(err, errInUse) {
+		err = fmt.Errorf("%w: %w", dedupe.ErrScope, err)
+	}
+	if err != nil {
+		return fmt.Errorf("sqldedupe: %w", err)
+	}
+	return nil
+}
+
+// fit says whether the transaction that came back from the handler is the one
+// that the claim was made in, and can be committed.
+func (p *postgres) fit(ctx context.Context, s *scope, ready func() bool) error {
+	var xid string
+	err := s.tx.QueryRowContext(ctx, "select pg_current_xact_id()::text").Scan(&xid)
+	switch {
+	case !ready():
+		return errInUse
+	case errors.Is(err, sql.ErrTxDone):
+		return fmt.Errorf("%w: it ended the transaction", dedupe.ErrScope)
+	case sqlState(err) == pgkeys.Aborted:
+		return fmt.Errorf("%w: it ignored that a statement failed", dedupe.ErrScope)
+	case err != nil:
+		return err
+	case xid != s.xid:
+		return fmt.Errorf("%w: it ended the transaction", dedupe.ErrScope)
+	}
+	return nil
+}
+
+// unfit tells a transaction that the handler has left in a state where nothing
+// can be sent, such as with rows open, from a connection that is lost: there,
+// the rollback fails too.
+func unfit(err, rollback error) error {
+	switch {
+	case errors.Is(err, dedupe.ErrScope), errors.Is(err, errInUse):
+		return err
+	case ignoreDone(rollback) != nil:
+		return fmt.Errorf("%w: the connection was lost before the commit: %w", dedupe.ErrUnavailable, errors.Join(err, rollback))
+	}
+	return fmt.Errorf("%w: it left the transaction in use: %w", dedupe.ErrScope, err)
+}
+
+func (p *postgres) commit(ctx context.Context, s *scope, c dedupe.Claim, reply []byte) error {
+	if reply != nil {
+		if _, err := s.tx.ExecContext(ctx, p.sql.Reply, uuid(c.Key), reply); err != nil {
+			return errors.Join(err, ignoreDone(s.tx.Rollback()))
+		}
+	}
+	err := s.tx.Commit()
+	if err == nil || pgkeys.Refused(sqlState(err)) {
+		return err
+	}
+	s.discard()
+	return fmt.Errorf("%w: %w", dedupe.ErrUnknownOutcome, err)
+}
+
+func ignoreDone(err error) error {
+	if errors.Is(err, sql.ErrTxDone) {
+		return nil
+	}
+	return err
+}
+
+// Rollback implements dedupe.TxDriver.
+func (p *postgres) Rollback(ctx context.Context, s *scope) error {
+	err := s.finish(ctx, func(ready func() bool) error {
+		err := s.tx.Rollback()
+		ready()
+		if errors.Is(err, sql.ErrTxDone) {
+			return fmt.Errorf("%w: it ended the transaction", dedupe.ErrScope)
+		}
+		return err
+	})
+	switch {
+	case err == nil, err == sql.ErrTxDone: // Commit was here
+		return nil
+	case errors.Is(err, errInUse):
+		return fmt.Errorf("sqldedupe: %w: %w", dedupe.ErrScope, err)
+	}
+	return fmt.Errorf("sqldedupe: rollback: %w", err)
+}
+
+// Conflict implements dedupe.TxDriver.
+func (p *postgres) Conflict(ctx context.Context, c dedupe.Claim, prior dedupe.Record) error {
+	args := []any{uuid(c.Key), c.Fingerprint[:], prior.Fingerprint[:], pgkeys.Microseconds(c.Retain)}
+	if _, err := p.db.ExecContext(ctx, p.sql.Conflict, append(args, p.readable(c.Key)...)...); err != nil {
+		return fmt.Errorf("sqldedupe: %w", err)
+	}
+	return nil
+}
+
+// Classify implements dedupe.TxDriver.
+func (p *postgres) Classify(err error) dedupe.Class {
+	if code := sqlState(err); code != "" {
+		return pgkeys.Classify(code)
+	}
+	if isLostConn(err) {
+		return dedupe.ClassUnavailable
+	}
+	return dedupe.ClassOther
+}
