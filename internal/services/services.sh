@@ -48,9 +48,10 @@ pg_bin() {
 install_all() {
 	if [ -z "$given_postgres" ] && [ -z "$(pg_bin)" ]; then need initdb postgresql; fi
 	[ -n "$given_redis" ] || need redis-server redis-server
-	if [ -z "$given_nats" ] && [ ! -x "$dir/bin/nats-server" ]; then
+	nats_server=$dir/bin/nats-server-$(cd "$root" && go list -m -f '{{.Version}}' github.com/nats-io/nats-server/v2)
+	if [ ! -x "$nats_server" ]; then # the tests start servers of their own with it, too
 		say "services: building nats-server"
-		(cd "$root" && GOBIN="$dir/bin" go install github.com/nats-io/nats-server/v2)
+		(cd "$root" && go build -o "$nats_server" github.com/nats-io/nats-server/v2)
 	fi
 	if [ -z "$given_kafka" ] && [ ! -e "$dir/kafka/libs/.complete" ]; then
 		need java openjdk-17-jre-headless
@@ -89,7 +90,7 @@ write_env() {
 		UNECHO_KAFKA_BROKERS='${given_kafka:-127.0.0.1:$PORT_KAFKA}'
 		UNECHO_PG_BIN='$(pg_bin || true)'
 		UNECHO_REDIS_SERVER='$(command -v redis-server || true)'
-		UNECHO_NATS_SERVER='$dir/bin/nats-server'
+		UNECHO_NATS_SERVER='$nats_server'
 		UNECHO_KAFKA_LIBS='$dir/kafka/libs'
 		END
 	mv "$env.new" "$env"
@@ -170,7 +171,7 @@ start_nats() {
 		server_name: unecho
 		jetstream { store_dir: "$dir/nats/data", max_mem: 256M, max_file: 8G, sync_interval: always }
 		END
-	spawn nats "$dir/bin/nats-server" -c "$dir/nats/nats.conf"
+	spawn nats "$nats_server" -c "$dir/nats/nats.conf"
 }
 
 start_kafka() {
