@@ -2,33 +2,48 @@ package outbox
 
 import (
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/unecho/unecho/brokers"
 )
 
-// judge turns the publisher's answers into settlements. It returns nil when
-// the broker took nothing and refused nothing: that is an outage, nobody's
-// attempts are spent, and the rows stay where they are instead of moving
-// aside one by one.
+// judge turns the publisher's answers into settlements. It returns nil in an
+// outage: nobody's attempts are spent then, and the rows stay where they are
+// instead of moving aside one by one.
 func (r *Relay) judge(rows []Row, results brokers.Results) []Settlement {
+	if down(results) {
+		return nil
+	}
 	ss := make([]Settlement, len(rows))
-	moved := false // whether the batch says anything but "out of reach"
 	next := 0
 	for i, row := range rows {
 		if row.Blocked {
-			ss[i] = Settlement{Row: row, Action: Hold, Reason: "behind a held row of the same key"}
-			moved = true
+			ss[i] = Settlement{Row: row, Action: Hold, Reason: behind}
 			continue
 		}
 		ss[i] = r.one(row, results[next])
-		moved = moved || !isOutage(results[next]) && !errors.Is(results[next], brokers.ErrBlocked)
 		next++
 	}
-	if !moved {
-		return nil
-	}
 	return ss
+}
+
+const behind = "behind a held row of the same key"
+
+// down reports whether the broker was out of reach: some messages say so, and
+// none has an answer that only the broker can give. A rejection may come from
+// the adapter, which knows the limits.
+func down(results brokers.Results) bool {
+	out := false
+	for _, err := range results {
+		switch {
+		case isOutage(err):
+			out = true
+		case !errors.Is(err, brokers.ErrBlocked) && !errors.Is(err, brokers.ErrRejected):
+			return false // nil, too
+		}
+	}
+	return out
 }
 
 // one is the settlement of one row by the publisher's answer.
@@ -39,7 +54,7 @@ func (r *Relay) one(row Row, err error) Settlement {
 		s.Action = Sent
 		return s
 	case errors.Is(err, brokers.ErrBlocked):
-		s.Reason = "behind a held row of the same key"
+		s.Reason = behind
 		return s
 	case isOutage(err):
 		s.After = r.o.Backoff
@@ -94,5 +109,5 @@ const maxReason = 1024
 
 func reason(err error) string {
 	s := err.Error()
-	return s[:min(len(s), maxReason)]
+	return strings.ToValidUTF8(s[:min(len(s), maxReason)], "")
 }

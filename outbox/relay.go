@@ -4,10 +4,8 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"os"
-	"sync"
 	"time"
 
 	"github.com/unecho/unecho/brokers"
@@ -36,13 +34,17 @@ type RelayOptions struct {
 	// what the key was given for.
 	SkipParked bool
 	// Poll and MaxPoll bound the wait between two looks at an outbox that was
-	// found empty. They default to 10 ms and 500 ms.
+	// found empty. They default to 10 ms and 500 ms. Neither is more than a
+	// quarter of Lease, so that an idle relay keeps it.
 	Poll, MaxPoll time.Duration
 	// PublishTimeout bounds the publish of one batch. What has not been
 	// answered then is published again. Defaults to 10 s.
 	PublishTimeout time.Duration
+	// StoreTimeout bounds each call of the store. Defaults to 30 s.
+	StoreTimeout time.Duration
 	// Grace is how long Run may take to finish the batch in hand when its
-	// context is done. Defaults to 10 s.
+	// context is done. A publish under way has three quarters of it; the rest
+	// is for recording the answers. Defaults to 10 s.
 	Grace time.Duration
 	// Retain is how long sent rows are kept, if the store can prune. Defaults
 	// to 24 h; -1 keeps them for ever.
@@ -108,8 +110,10 @@ func (o *RelayOptions) defaults() {
 	positive(&o.Poll, 10*time.Millisecond)
 	positive(&o.MaxPoll, 500*time.Millisecond)
 	positive(&o.PublishTimeout, 10*time.Second)
+	positive(&o.StoreTimeout, 30*time.Second)
 	positive(&o.Grace, 10*time.Second)
-	o.MaxPoll = max(o.MaxPoll, o.Poll)
+	o.MaxPoll = min(max(o.MaxPoll, o.Poll), o.Lease/4)
+	o.Poll = min(o.Poll, o.MaxPoll)
 }
 
 func owner() string {
@@ -138,22 +142,30 @@ func (r *Relay) Wake() {
 // broker took nothing of the batch, which stays as it is. Other errors are the
 // store's. After any of them Step can be called again. Step and Run must not
 // overlap.
-func (r *Relay) Step(ctx context.Context) (int, error) {
-	if err := r.acquire(ctx); err != nil {
+func (r *Relay) Step(ctx context.Context) (int, error) { return r.step(ctx, ctx) }
+
+// step is Step; the publish also ends with publishing.
+func (r *Relay) step(ctx, publishing context.Context) (int, error) {
+	if err := r.hold(ctx); err != nil {
 		return 0, err
 	}
-	start := time.Now()
-	rows, err := r.store.Read(ctx, r.lease, r.o.Batch)
-	if err != nil {
-		return 0, r.failed(fmt.Errorf("outbox: read: %w", err))
-	}
-	if len(rows) == 0 {
-		return 0, r.keep(ctx)
-	}
-	r.observe(ctx, Event{Step: StepRead, Rows: rows, Took: time.Since(start)})
-	results, err := r.publish(ctx, rows)
-	if err != nil {
+	var rows []Row
+	var results brokers.Results
+	err := r.underLease(ctx, func(ctx context.Context) (err error) {
+		if rows, err = r.read(ctx); err != nil || len(rows) == 0 {
+			return err
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(publishing, cancel)()
+		results, err = r.publish(ctx, rows)
+		return err
+	})
+	switch {
+	case err != nil:
 		return 0, r.failed(err)
+	case len(rows) == 0:
+		return 0, nil
 	}
 	ss := r.judge(rows, results)
 	if ss == nil {
@@ -162,62 +174,21 @@ func (r *Relay) Step(ctx context.Context) (int, error) {
 	return r.settle(ctx, ss)
 }
 
-// acquire takes the lease unless it is ours and has not run out.
-func (r *Relay) acquire(ctx context.Context) error {
-	if r.held && time.Now().Before(r.until) {
-		return nil
-	}
-	r.held = false
-	before := time.Now()
-	l, err := r.store.Acquire(ctx, r.o.Owner, r.o.Lease)
+func (r *Relay) read(ctx context.Context) ([]Row, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.o.StoreTimeout)
+	defer cancel()
+	start := time.Now()
+	rows, err := r.store.Read(ctx, r.lease, r.o.Batch)
 	if err != nil {
-		return fmt.Errorf("outbox: acquire: %w", err)
+		return nil, fmt.Errorf("outbox: read: %w", err)
 	}
-	r.lease, r.held = l, true
-	r.until = r.safe(before)
-	r.observe(ctx, Event{Step: StepLease, Epoch: l.Epoch})
-	return nil
+	if len(rows) > 0 {
+		r.observe(ctx, Event{Step: StepRead, Rows: rows, Took: time.Since(start)})
+	}
+	return rows, nil
 }
 
-// safe is until when a lease can be relied on that the store granted after
-// before. The store counts from when it answered, we from when we asked, and
-// take a fifth off for clocks that do not run alike.
-func (r *Relay) safe(before time.Time) time.Time {
-	return before.Add(r.o.Lease - r.o.Lease/5)
-}
-
-// keep renews the lease of an idle relay when half of it is over.
-func (r *Relay) keep(ctx context.Context) error {
-	if time.Until(r.until) > r.o.Lease/2 {
-		return nil
-	}
-	if err := r.renew(ctx); err != nil {
-		return r.failed(err)
-	}
-	return nil
-}
-
-func (r *Relay) renew(ctx context.Context) error {
-	before := time.Now()
-	if err := r.store.Renew(ctx, r.lease); err != nil {
-		return fmt.Errorf("outbox: renew: %w", err)
-	}
-	r.until = r.safe(before)
-	return nil
-}
-
-// failed drops the lease if err says that it is another's.
-func (r *Relay) failed(err error) error {
-	if errors.Is(err, ErrFenced) {
-		r.held = false
-		r.observe(context.Background(), Event{Step: StepFenced, Epoch: r.lease.Epoch, Err: err})
-	}
-	return err
-}
-
-// publish publishes the rows that are not blocked. It stops before the lease
-// can have run out, unless that is renewed meanwhile: when a relay that holds
-// the next epoch publishes the same rows, this one must not be at it any more.
+// publish publishes the rows that are not blocked.
 func (r *Relay) publish(ctx context.Context, rows []Row) (brokers.Results, error) {
 	msgs := make([]*envelope.Message, 0, len(rows))
 	for _, row := range rows {
@@ -231,58 +202,17 @@ func (r *Relay) publish(ctx context.Context, rows []Row) (brokers.Results, error
 	ctx, cancel := context.WithTimeout(ctx, r.o.PublishTimeout)
 	defer cancel()
 	start := time.Now()
-	results, err := r.publishUnderLease(ctx, msgs)
-	r.observe(ctx, Event{Step: StepPublish, Rows: rows, Err: results.Err(), Took: time.Since(start)})
-	if err == nil && len(results) != len(msgs) {
-		err = fmt.Errorf("outbox: the publisher gave %d results for %d messages", len(results), len(msgs))
-	}
-	return results, err
-}
-
-// publishUnderLease renews the lease for as long as the publish takes.
-func (r *Relay) publishUnderLease(ctx context.Context, msgs []*envelope.Message) (brokers.Results, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var keeper sync.WaitGroup
-	done := make(chan struct{})
-	var lost error
-	keeper.Go(func() {
-		if lost = r.keepAlive(ctx, done); lost != nil {
-			cancel(lost)
-		}
-	})
 	results := r.pub.Publish(ctx, msgs)
-	close(done)
-	keeper.Wait()
-	return results, lost
-}
-
-// keepAlive renews the lease until done is closed. It returns an error that
-// matches ErrFenced if the lease is lost or cannot be renewed in time.
-func (r *Relay) keepAlive(ctx context.Context, done <-chan struct{}) error {
-	ctx = context.WithoutCancel(ctx)
-	for {
-		left := time.Until(r.until)
-		if left <= 0 {
-			return fmt.Errorf("%w: it could not be renewed in time", ErrFenced)
-		}
-		t := time.NewTimer(min(r.o.Lease/3, left/2+time.Millisecond))
-		select {
-		case <-done:
-			t.Stop()
-			return nil
-		case <-t.C:
-		}
-		one, cancel := context.WithDeadline(ctx, r.until)
-		err := r.renew(one)
-		cancel()
-		if errors.Is(err, ErrFenced) {
-			return err
-		}
+	r.observe(ctx, Event{Step: StepPublish, Rows: rows, Err: results.Err(), Took: time.Since(start)})
+	if len(results) != len(msgs) {
+		return nil, fmt.Errorf("outbox: the publisher gave %d results for %d messages", len(results), len(msgs))
 	}
+	return results, nil
 }
 
 func (r *Relay) settle(ctx context.Context, ss []Settlement) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.o.StoreTimeout)
+	defer cancel()
 	before := time.Now()
 	if err := r.store.Settle(ctx, r.lease, ss); err != nil {
 		return 0, r.failed(fmt.Errorf("outbox: settle: %w", err))

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// pruneBatch is how many rows one delete takes, pruneEvery how often it is
-// looked whether there are any.
+// pruneBatch is how many rows one delete takes at least, pruneEvery how often
+// it is looked whether there are any.
 const (
 	pruneBatch = 1000
 	pruneEvery = time.Minute
@@ -17,48 +17,60 @@ const (
 
 // Run steps until ctx is done, and returns nil then. It stands by while
 // another relay holds the lease, waits out outages of the store and of the
-// broker with back-off, and looks at an empty outbox less and less often.
+// broker with back-off, and looks at an empty outbox less and less often. In
+// an outage of the broker that lasts it gives the lease up between two tries:
+// another relay may still reach the broker.
 //
 // When ctx is done Run finishes the batch in hand under a context of its own,
 // at most for the grace, so that what was published is also recorded, and
 // gives up the lease.
 func (r *Relay) Run(ctx context.Context) error {
-	work, cancel := r.outlive(ctx)
+	work, publishing, cancel := r.outlive(ctx)
 	defer cancel()
 	idle := r.o.Poll
 	for ctx.Err() == nil {
-		n, err := r.Step(work)
+		n, err := r.step(work, publishing)
 		r.count(err)
+		more := err == nil && r.prune(work)
 		switch {
 		case err != nil:
-			if !errors.Is(err, ErrHeld) && !errors.Is(err, ErrFenced) {
-				r.observe(work, Event{Step: StepFailed, Err: err})
-			}
-			r.pause(ctx, r.after(err))
+			r.backOff(ctx, work, err)
 		case n > 0:
 			idle = r.o.Poll
+		case more: // to be pruned, and there may be rows meanwhile
+		case r.pause(ctx, jitter(idle), r.wake):
+			idle = r.o.Poll
 		default:
-			if r.prune(work) {
-				continue
-			}
-			if r.pause(ctx, jitter(idle)) {
-				idle = r.o.Poll
-			} else {
-				idle = min(2*idle, r.o.MaxPoll)
-			}
+			idle = min(2*idle, r.o.MaxPoll)
 		}
 	}
-	return r.release(work)
+	r.release(work)
+	return nil
 }
 
-// outlive returns a context that ends the grace after ctx does.
-func (r *Relay) outlive(ctx context.Context) (context.Context, context.CancelFunc) {
-	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
+// outlive returns contexts that end the grace, and three quarters of it,
+// after ctx does.
+func (r *Relay) outlive(ctx context.Context) (work, publishing context.Context, cancel context.CancelFunc) {
+	work, cancelWork := context.WithCancel(context.WithoutCancel(ctx))
+	publishing, cancelPublishing := context.WithCancel(work)
 	stop := context.AfterFunc(ctx, func() {
-		t := time.AfterFunc(r.o.Grace, cancel)
-		context.AfterFunc(work, func() { t.Stop() })
+		soft := time.AfterFunc(r.o.Grace*3/4, cancelPublishing)
+		hard := time.AfterFunc(r.o.Grace, cancelWork)
+		context.AfterFunc(work, func() { soft.Stop(); hard.Stop() })
 	})
-	return work, func() { stop(); cancel() }
+	return work, publishing, func() { stop(); cancelWork(); cancelPublishing() }
+}
+
+// backOff waits after an error of a step.
+func (r *Relay) backOff(ctx, work context.Context, err error) {
+	if !errors.Is(err, ErrHeld) && !errors.Is(err, ErrFenced) {
+		r.observe(work, Event{Step: StepFailed, Err: err})
+	}
+	wait := r.after(err)
+	if isOutage(err) && wait > r.o.Lease/4 {
+		r.release(work)
+	}
+	r.pause(ctx, wait, nil)
 }
 
 // count keeps how often in a row nothing could be done.
@@ -90,12 +102,12 @@ func jitter(d time.Duration) time.Duration {
 	return d - rand.N(d/3+1)
 }
 
-// pause waits for d, and reports whether a Wake ended it.
-func (r *Relay) pause(ctx context.Context, d time.Duration) bool {
+// pause waits for d, and reports whether wake ended it.
+func (r *Relay) pause(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
-	case <-r.wake:
+	case <-wake:
 		return true
 	case <-t.C:
 	case <-ctx.Done():
@@ -104,33 +116,23 @@ func (r *Relay) pause(ctx context.Context, d time.Duration) bool {
 }
 
 // prune deletes a batch of old rows when it is time to, and reports whether
-// there may be more.
+// there may be more. It has its turn under load as well, or a busy outbox
+// would grow for ever.
 func (r *Relay) prune(ctx context.Context) bool {
 	p, ok := r.store.(Pruner)
 	if !ok || r.o.Retain < 0 || time.Now().Before(r.pruneAt) {
 		return false
 	}
-	n, err := p.Prune(ctx, r.o.Retain, pruneBatch)
+	ctx, cancel := context.WithTimeout(ctx, r.o.StoreTimeout)
+	defer cancel()
+	limit := max(pruneBatch, 2*r.o.Batch) // more than a step adds
+	n, err := p.Prune(ctx, r.o.Retain, limit)
 	if err != nil {
 		r.observe(ctx, Event{Step: StepFailed, Err: fmt.Errorf("outbox: prune: %w", err)})
 	}
-	if err == nil && n == pruneBatch {
+	if err == nil && n == limit {
 		return true
 	}
 	r.pruneAt = time.Now().Add(pruneEvery)
 	return false
-}
-
-// release gives the lease up, so that the next relay need not wait.
-func (r *Relay) release(ctx context.Context) error {
-	if !r.held {
-		return nil
-	}
-	r.held = false
-	ctx, cancel := context.WithTimeout(ctx, r.o.Lease)
-	defer cancel()
-	if err := r.store.Release(ctx, r.lease); err != nil {
-		r.observe(ctx, Event{Step: StepFailed, Err: fmt.Errorf("outbox: release: %w", err)})
-	}
-	return nil // it runs out by itself
 }
