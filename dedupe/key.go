@@ -155,8 +155,8 @@ func idTime(id string) (ms uint64, ok bool) {
 func uuid7Time(id string) (ms uint64, ok bool) {
 	for i := 0; i < len(id); i++ {
 		c := id[i]
-		switch {
-		case i == 8 || i == 13 || i == 18 || i == 23:
+		switch i {
+		case 8, 13, 18, 23:
 			if c != '-' {
 				return 0, false
 			}

@@ -130,7 +130,7 @@ func TestSavepoints(t *testing.T) {
 		}
 		return nil, inner
 	})
-	if err != inner {
+	if !errors.Is(err, inner) {
 		t.Errorf("Once: %v, want the handler's error as it is", err)
 	}
 	if _, err := store.Once(t.Context(), claim("succeeds"), func(ctx context.Context, tx pgx.Tx) ([]byte, error) {

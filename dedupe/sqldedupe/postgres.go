@@ -179,7 +179,7 @@ func (p *postgres) Rollback(ctx context.Context, s *scope) error {
 		return err
 	})
 	switch {
-	case err == nil, err == sql.ErrTxDone: // Commit was here
+	case err == nil, errors.Is(err, sql.ErrTxDone): // Commit was here
 		return nil
 	case errors.Is(err, errInUse):
 		return fmt.Errorf("sqldedupe: %w: %w", dedupe.ErrScope, err)

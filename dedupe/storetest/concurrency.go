@@ -57,12 +57,12 @@ func inProgress[S any](tb testing.TB, open Open[S]) {
 	release, done := e.owner(claim("1"), "e")
 	for range 3 {
 		began := time.Now()
-		e.fails(claim("1"), e.no("another one is at work on it"), dedupe.ErrInProgress)
+		_ = e.fails(claim("1"), e.no("another one is at work on it"), dedupe.ErrInProgress)
 		if took := time.Since(began); took > 10*time.Second {
 			tb.Errorf("a claim waited %v, want about 30 ms", took)
 		}
 	}
-	e.fails(claimOf(claim("1").Key, "other content"), e.no("another one is at work on it"), dedupe.ErrInProgress)
+	_ = e.fails(claimOf(claim("1").Key, "other content"), e.no("another one is at work on it"), dedupe.ErrInProgress)
 	release <- nil
 	if err := <-done; err != nil {
 		tb.Fatalf("the owner: %v", err)

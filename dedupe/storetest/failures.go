@@ -41,7 +41,7 @@ func handlerError[S any](tb testing.TB, open Open[S]) {
 	e := start(tb, open, Settings{Conns: 2})
 	for i := range 20 {
 		err := fmt.Errorf("run %d: %w", i, errHandler)
-		e.fails(claim("1"), e.effectThen("e", func(context.Context, S) error { return err }), errHandler)
+		_ = e.fails(claim("1"), e.effectThen("e", func(context.Context, S) error { return err }), errHandler)
 	}
 	e.wantRuns(20)
 	e.noTrace(claim("1"), "e")
@@ -52,7 +52,8 @@ func handlerPanic[S any](tb testing.TB, open Open[S]) {
 	for range 2 {
 		func() {
 			defer func() {
-				if v := recover(); v != errHandler {
+				v := recover()
+				if err, _ := v.(error); !errors.Is(err, errHandler) {
 					tb.Errorf("recovered %v, want the handler's panic", v)
 				}
 			}()
@@ -132,8 +133,8 @@ func unreachable[S any](tb testing.TB, open Open[S]) {
 	e.once(claim("0"), e.effect("e", nil), dedupe.Processed)
 	b.Break()
 	for range 3 {
-		e.fails(claim("0"), e.no("the store is unreachable"), dedupe.ErrUnavailable)
-		e.fails(claim("1"), e.no("the store is unreachable"), dedupe.ErrUnavailable)
+		_ = e.fails(claim("0"), e.no("the store is unreachable"), dedupe.ErrUnavailable)
+		_ = e.fails(claim("1"), e.no("the store is unreachable"), dedupe.ErrUnavailable)
 	}
 	b.Mend()
 	e.within("the store is back", func() bool {
@@ -155,7 +156,7 @@ func lostMidway[S any](tb testing.TB, open Open[S]) {
 		"own error": func(error) error { return errHandler },
 	} {
 		c := claim(name)
-		e.fails(c, e.effectThen(name, func(ctx context.Context, scope S) error {
+		_ = e.fails(c, e.effectThen(name, func(ctx context.Context, scope S) error {
 			b.Break()
 			err := e.h.Add(ctx, scope, name)
 			if err == nil {

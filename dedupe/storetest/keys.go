@@ -149,6 +149,6 @@ func invalidClaims[S any](tb testing.TB, open Open[S]) {
 	}
 	c := claim("1")
 	c.Retain = -1
-	e.fails(c, e.no("the claim is invalid"), dedupe.ErrInvalidClaim)
+	_ = e.fails(c, e.no("the claim is invalid"), dedupe.ErrInvalidClaim)
 	e.wantIdle()
 }

@@ -24,7 +24,7 @@ func swallowed[S any](tb testing.TB, open Open[S]) {
 	e := start(tb, open, Settings{Conns: 4})
 	a := power[Aborter[S]](tb, e.h)
 	for range 8 {
-		e.fails(claim("1"), e.effectThen("e", func(ctx context.Context, scope S) error {
+		_ = e.fails(claim("1"), e.effectThen("e", func(ctx context.Context, scope S) error {
 			if a.Abort(ctx, scope) == nil {
 				tb.Error("the statement that should fail did not")
 			}
@@ -114,7 +114,7 @@ func kept[S any](tb testing.TB, open Open[S]) {
 		if e.h.Add(e.ctx, scope, name) == nil {
 			tb.Error("a scope works after its handler has returned")
 		}
-		e.fails(claim("other "+name), e.effectThen(name, func(ctx context.Context, _ S) error {
+		_ = e.fails(claim("other "+name), e.effectThen(name, func(ctx context.Context, _ S) error {
 			if e.h.Add(ctx, scope, name) == nil {
 				tb.Error("a scope of an earlier handler works in a later one")
 			}

@@ -30,20 +30,20 @@ import (
 const orders = 500
 
 func main() {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	dir, err := os.MkdirTemp("", "unecho-quickstart-")
-	if err == nil {
-		err = run(ctx, dir)
-		_ = os.RemoveAll(dir)
-	}
-	if err != nil {
+	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "quickstart:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, dir string) error {
+func run() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	dir, err := os.MkdirTemp("", "unecho-quickstart-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
 	db, err := openDatabase(ctx, filepath.Join(dir, "shop.db"))
 	if err != nil {
 		return err

@@ -43,7 +43,7 @@ func sqliteDB(t *testing.T) migrate.DB {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { db.Close() })
+	t.Cleanup(func() { _ = db.Close() })
 	return migrate.SQLite(db)
 }
 

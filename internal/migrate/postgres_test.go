@@ -61,7 +61,7 @@ func TestPostgresBySQL(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { db.Close() })
+		t.Cleanup(func() { _ = db.Close() })
 		return migrate.Postgres(db), ""
 	})
 }

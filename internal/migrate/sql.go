@@ -51,7 +51,7 @@ func (s sqlite) InTx(ctx context.Context, fn func(context.Context, Tx) error) (e
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	if err := retryBusy(ctx, func() error { return execer{conn}.Exec(ctx, "begin immediate") }); err != nil {
 		return fmt.Errorf("wait for the write lock: %w", err)
 	}

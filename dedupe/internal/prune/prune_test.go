@@ -27,7 +27,7 @@ func TestRun(t *testing.T) {
 	}
 	failed := errors.New("failed")
 	n, err := prune.Run(0, table(5), func(int) (int, error) { return 2, failed })
-	if n != 7 || err != failed {
+	if n != 7 || !errors.Is(err, failed) {
 		t.Errorf("Run = %d, %v; want what was deleted before the error", n, err)
 	}
 }
