@@ -92,7 +92,6 @@ func (r *Relay) underLease(ctx context.Context, f func(context.Context) error) e
 // keepAlive renews the lease until done is closed. It returns an error that
 // matches ErrFenced if the lease is lost or cannot be renewed in time.
 func (r *Relay) keepAlive(ctx context.Context, done <-chan struct{}) error {
-	ctx = context.WithoutCancel(ctx)
 	for {
 		left := time.Until(r.until)
 		t := time.NewTimer(min(r.o.Lease/3, left/2+time.Millisecond))

@@ -67,8 +67,7 @@ type Relay struct {
 	held     bool
 	until    time.Time // when the lease may have run out, at the latest
 	pruneAt  time.Time
-	outages  int // steps in a row in which the broker took nothing
-	refusals int // steps in a row that failed at the store
+	failures int // steps in a row that failed at the store or at the broker
 }
 
 // NewRelay returns a relay that reads from store and publishes to pub, both of

@@ -77,11 +77,9 @@ func (r *Relay) backOff(ctx, work context.Context, err error) {
 func (r *Relay) count(err error) {
 	switch {
 	case err == nil:
-		r.outages, r.refusals = 0, 0
-	case isOutage(err):
-		r.outages++
+		r.failures = 0
 	case !errors.Is(err, ErrHeld) && !errors.Is(err, ErrFenced):
-		r.refusals++
+		r.failures++
 	}
 }
 
@@ -93,7 +91,7 @@ func (r *Relay) after(err error) time.Duration {
 	case errors.Is(err, ErrFenced):
 		return jitter(r.o.Poll)
 	}
-	d := r.o.Poll << min(max(r.outages, r.refusals), 16)
+	d := r.o.Poll << min(r.failures, 16)
 	return jitter(min(d, max(r.o.Lease, r.o.MaxPoll)))
 }
 

@@ -258,6 +258,26 @@ func TestR6LostAnswerOfASettle(t *testing.T) {
 	})
 }
 
+// A publisher that hangs is cut off; what it acknowledged before is recorded,
+// and the rest is no one's fault.
+func TestPublishTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMemory()
+		s.add("a", "b")
+		r := NewRelay(s, publisher(func(ctx context.Context, _ []*envelope.Message) brokers.Results {
+			<-ctx.Done()
+			return brokers.Results{nil, fmt.Errorf("%w: %w", brokers.ErrUnknown, ctx.Err())}
+		}), nil)
+		begun := time.Now()
+		if n, err := r.Step(t.Context()); n != 2 || err != nil || time.Since(begun) != 10*time.Second {
+			t.Errorf("step: %d, %v after %v", n, err, time.Since(begun))
+		}
+		if !slices.Equal(s.sent(), []string{"a"}) || s.settled[1].Counted {
+			t.Errorf("settled %+v", s.settled)
+		}
+	})
+}
+
 func TestWrongNumberOfResults(t *testing.T) {
 	for _, n := range []int{0, 1, 3} {
 		s := newMemory()
