@@ -29,6 +29,9 @@ const (
 	// ClassInProgress: another delivery of the event is at work. It is tried
 	// again later, and no attempt is spent.
 	ClassInProgress Class = "in progress"
+	// ClassContention: the transaction lost against others as often as it was
+	// run. It is tried again later, and no attempt is spent.
+	ClassContention Class = "contention"
 	// ClassUnknown: the answer to the commit was lost. It is tried again at
 	// once, the key decides, and no attempt is spent.
 	ClassUnknown Class = "unknown"
@@ -50,6 +53,8 @@ func Classify(err error) Class {
 		return ClassInProgress
 	case isOutage(err):
 		return ClassUnavailable
+	case errors.Is(err, dedupe.ErrContention):
+		return ClassContention
 	case IsPermanent(err):
 		return ClassPermanent
 	case errors.Is(err, envelope.ErrNoID), errors.Is(err, envelope.ErrMalformed), errors.Is(err, dedupe.ErrInvalidKey):

@@ -61,7 +61,8 @@ var ErrHandlerStuck = errors.New("consumer: a handler does not return")
 //     (brokers.Nacker) and there is no order to keep, otherwise here, with the
 //     lane waiting behind it. When the attempts are spent: dead-lettered.
 //   - malformed or permanent: dead-lettered at once.
-//   - in progress elsewhere, unknown commit: tried again, no attempt spent.
+//   - in progress elsewhere, unknown commit, contention: tried again, no
+//     attempt spent.
 //   - an outage of the store or of a broker: consumption pauses, and one
 //     delivery probes until it is back. No attempt is spent, nothing is
 //     dead-lettered.

@@ -209,7 +209,7 @@ func TestB42OutageMakesNoDeadLetters(t *testing.T) {
 }
 
 func TestRunWaitsForAnotherHolder(t *testing.T) {
-	for _, err := range []error{dedupe.ErrInProgress, dedupe.ErrUnknownOutcome} {
+	for _, err := range []error{dedupe.ErrInProgress, dedupe.ErrUnknownOutcome, dedupe.ErrContention} {
 		bubble(t, func(t *testing.T) {
 			src := newScripted()
 			var runs atomic.Int32
