@@ -1,6 +1,7 @@
 package orders
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,8 +13,8 @@ import (
 	"github.com/unecho/unecho/outbox/pgoutbox"
 )
 
-// Topic is where orders are told of.
-const Topic = "shop.orders"
+// Topic is where orders are told of: ORDERS_TOPIC, or shop.orders.
+func Topic() string { return cmp.Or(os.Getenv("ORDERS_TOPIC"), "shop.orders") }
 
 // Placed is the event "order placed".
 type Placed struct {

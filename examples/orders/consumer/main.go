@@ -42,7 +42,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	cfg := kafkabroker.Config{Brokers: strings.Split(addrs, ","), GroupID: "billing", Topics: []string{orders.Topic},
+	cfg := kafkabroker.Config{Brokers: strings.Split(addrs, ","), GroupID: "billing", Topics: []string{orders.Topic()},
 		OnError: func(err error) { slog.Warn("kafka", "error", err) }}
 	src, err := kafkabroker.NewSource(cfg)
 	if err != nil {
@@ -56,7 +56,7 @@ func run(ctx context.Context) error {
 
 	handler := consumer.Wrap("billing", pgdedupe.NewStore(pool, nil), bill, nil)
 	return consumer.Run(ctx, src, handler, &consumer.RunOptions{
-		DeadLetter: consumer.DeadLetterTo(dead, orders.Topic+".dead"),
+		DeadLetter: consumer.DeadLetterTo(dead, orders.Topic()+".dead"),
 		Observer:   consumer.ObserverFunc(report),
 	})
 }

@@ -82,7 +82,7 @@ func (s *shop) place(ctx context.Context, customer string, cents int64) error {
 			return err
 		}
 		return s.outbox.Write(ctx, tx, &envelope.Message{
-			Type: "order.placed", Topic: orders.Topic, Key: []byte(customer), ContentType: "application/json", Body: body,
+			Type: "order.placed", Topic: orders.Topic(), Key: []byte(customer), ContentType: "application/json", Body: body,
 		})
 	})
 }
