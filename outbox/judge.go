@@ -18,14 +18,42 @@ func (r *Relay) judge(rows []Row, results brokers.Results) []Settlement {
 	ss := make([]Settlement, len(rows))
 	next := 0
 	for i, row := range rows {
-		if row.Blocked {
+		switch {
+		case row.Blocked:
 			ss[i] = Settlement{Row: row, Action: Hold, Reason: behind}
-			continue
+		case row.Err != nil:
+			ss[i] = Settlement{Row: row, Action: r.park(), Reason: reason(row.Err)}
+		default:
+			ss[i] = r.one(row, results[next])
+			next++
 		}
-		ss[i] = r.one(row, results[next])
-		next++
 	}
 	return ss
+}
+
+// goes reports whether the row is to be published.
+func (r *Row) goes() bool { return !r.Blocked && r.Err == nil }
+
+// block marks what stands behind a row in the same batch that will be parked.
+func block(rows []Row) {
+	type orderKey struct{ topic, key string }
+	var parked map[orderKey]bool
+	for i := range rows {
+		row := &rows[i]
+		if row.Message.Key == nil {
+			continue
+		}
+		k := orderKey{row.Message.Topic, string(row.Message.Key)}
+		switch {
+		case parked[k]:
+			row.Blocked = true
+		case row.Err != nil:
+			if parked == nil {
+				parked = make(map[orderKey]bool)
+			}
+			parked[k] = true
+		}
+	}
 }
 
 const behind = "behind a held row of the same key"

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -101,6 +102,39 @@ func TestB42JudgeTellsAnOutage(t *testing.T) {
 			if s.Row.ID != int64(i) || s.Action == 0 || rows[i].Blocked && s.Action != Hold {
 				t.Errorf("%s: settlement %d is %+v", c.name, i, s)
 			}
+		}
+	}
+}
+
+// A row that cannot be read is parked, blocks its key and nothing else, and
+// does not shift the answers for the others.
+func TestUnreadableRow(t *testing.T) {
+	key := func(k string) *envelope.Message { return &envelope.Message{ID: k, Topic: "t", Key: []byte(k)} }
+	corrupt := errors.New("the headers are corrupt")
+	for _, skip := range []bool{false, true} {
+		s := newMemory()
+		s.rows = []memoryRow{{Row: Row{ID: 1, Message: key("a"), Err: corrupt}}, {Row: Row{ID: 2, Message: key("b")}},
+			{Row: Row{ID: 3, Message: key("a")}}, {Row: Row{ID: 4, Message: &envelope.Message{Topic: "t"}, Err: corrupt}},
+			{Row: Row{ID: 5, Message: &envelope.Message{ID: "c", Topic: "t"}}}}
+		n := 0
+		_, err := NewRelay(s, publisher(func(_ context.Context, msgs []*envelope.Message) brokers.Results {
+			n = len(msgs)
+			return make(brokers.Results, n)
+		}), &RelayOptions{SkipParked: skip}).Step(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, published := []Action{Park, Sent, Hold, Park, Sent}, 2
+		if skip {
+			want, published = []Action{Skip, Sent, Sent, Skip, Sent}, 3
+		}
+		for i, st := range s.settled {
+			if st.Action != want[i] || st.Row.ID != int64(i+1) || (st.Action == Park && st.Reason != corrupt.Error()) {
+				t.Errorf("skip %v: row %d is settled as %+v", skip, i+1, st)
+			}
+		}
+		if n != published || len(s.settled) != 5 {
+			t.Errorf("skip %v: %d published, %d settled", skip, n, len(s.settled))
 		}
 	}
 }

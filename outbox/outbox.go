@@ -29,6 +29,10 @@ type Row struct {
 	// among the rows in front of this one, so it must not be published now.
 	// It is to be settled as Hold.
 	Blocked bool
+	// Err, if not nil, says why what is stored is not a whole message: somebody
+	// else has written it, or a newer program. Message has the topic and the
+	// key. The row must not be published and is to be parked.
+	Err error
 	// Handle is the store's own.
 	Handle any
 }

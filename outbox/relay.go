@@ -181,17 +181,20 @@ func (r *Relay) read(ctx context.Context) ([]Row, error) {
 	if err != nil {
 		return nil, fmt.Errorf("outbox: read: %w", err)
 	}
+	if !r.o.SkipParked {
+		block(rows)
+	}
 	if len(rows) > 0 {
 		r.observe(ctx, Event{Step: StepRead, Rows: rows, Took: time.Since(start)})
 	}
 	return rows, nil
 }
 
-// publish publishes the rows that are not blocked.
+// publish publishes the rows that can go.
 func (r *Relay) publish(ctx context.Context, rows []Row) (brokers.Results, error) {
 	msgs := make([]*envelope.Message, 0, len(rows))
 	for _, row := range rows {
-		if !row.Blocked {
+		if row.goes() {
 			msgs = append(msgs, row.Message)
 		}
 	}

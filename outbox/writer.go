@@ -95,6 +95,11 @@ func (w *Writer[Tx]) check(m *envelope.Message) error {
 	if _, err := envelope.Kafka.Encode(m, envelope.Binary); err != nil {
 		return err
 	}
+	for name, v := range map[string]string{"subject": m.Subject, "content type": m.ContentType, "data schema": m.DataSchema} {
+		if strings.ContainsRune(v, 0) { // which would end the transaction in PostgreSQL
+			return fmt.Errorf("the %s has a NUL character", name)
+		}
+	}
 	size := len(m.Body) + len(m.Key)
 	for _, f := range m.Header {
 		size += len(f.Name) + len(f.Value)

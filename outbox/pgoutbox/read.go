@@ -213,5 +213,6 @@ func scan(r pgx.CollectableRow, row *outbox.Row, more ...any) error {
 	}
 	m.Time = m.Time.UTC()
 	row.Message = m
-	return rows.DecodeMeta(meta, m)
+	row.Err = rows.DecodeMeta(meta, m)
+	return nil
 }

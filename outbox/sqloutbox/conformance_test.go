@@ -3,7 +3,6 @@ package sqloutbox
 import (
 	"context"
 	"database/sql"
-	"path/filepath"
 	"testing"
 
 	_ "github.com/jackc/pgx/v5/stdlib"
@@ -54,13 +53,29 @@ func open(t testing.TB, driver, source string) *sql.DB {
 }
 
 func TestConformanceSQLite(t *testing.T) {
-	outboxtest.Run(t, func(t testing.TB) outboxtest.Fixture {
-		db := open(t, "sqlite", "file:"+filepath.Join(t.TempDir(), "o.db")+"?_pragma=journal_mode(wal)&_pragma=busy_timeout(5000)&_txlock=immediate")
-		if err := Migrate(t.Context(), db); err != nil {
-			t.Fatal(err)
-		}
-		return &fixture{db: db, writer: NewWriter(nil), store: func() outbox.Store { return NewStore(db) }}
-	})
+	outboxtest.Run(t, func(t testing.TB) outboxtest.Fixture { return openSQLite(t) })
+}
+
+// overlapping is a fixture whose write transactions can be open side by side.
+type overlapping struct{ *fixture }
+
+func (overlapping) TakeID(t testing.TB, tx outboxtest.Tx) {
+	t.Helper()
+	exec(t, tx.(*business).Tx, "select pg_current_xact_id()")
+}
+
+func (overlapping) Lock(t testing.TB, tx outboxtest.Tx) {
+	t.Helper()
+	exec(t, tx.(*business).Tx, "select 1 from business where id = 1 for update")
+}
+
+func exec(t testing.TB, db interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+}, query string, args ...any) {
+	t.Helper()
+	if _, err := db.ExecContext(context.Background(), query, args...); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // The writing side for *sql.Tx, with the tables and the relay of pgoutbox.
@@ -71,7 +86,10 @@ func TestConformancePostgresWriter(t *testing.T) {
 		if err := pgoutbox.Migrate(t.Context(), pool, nil); err != nil {
 			t.Fatal(err)
 		}
-		return &fixture{db: open(t, "pgx", url), writer: NewPostgresWriter("", nil),
-			store: func() outbox.Store { return pgoutbox.NewStore(pool, nil) }}
+		db := open(t, "pgx", url)
+		exec(t, db, "create table business (id int primary key)")
+		exec(t, db, "insert into business values (1)")
+		return overlapping{&fixture{db: db, writer: NewPostgresWriter("", nil),
+			store: func() outbox.Store { return pgoutbox.NewStore(pool, nil) }}}
 	})
 }

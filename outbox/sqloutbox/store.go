@@ -170,7 +170,8 @@ func scan(rs *sql.Rows) (row stored, err error) {
 	m.Key, m.Body = nullOr(m.Key, noKey), nullOr(m.Body, noBody)
 	m.Time = time.UnixMicro(micros).UTC()
 	row.Message, row.size = m, len(m.Key)+len(meta)+len(m.Body)
-	return row, rows.DecodeMeta(meta, m)
+	row.Err = rows.DecodeMeta(meta, m)
+	return row, nil
 }
 
 // nullOr tells null from empty, which not every driver does.

@@ -5,6 +5,7 @@ package rows
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/unecho/unecho/envelope"
@@ -14,8 +15,11 @@ import (
 // be told apart.
 const version = 1
 
-// errCorrupt: the bytes are not what EncodeMeta has written.
-var errCorrupt = errors.New("outbox: the stored headers are corrupt")
+var (
+	// errCorrupt: the bytes are not what EncodeMeta has written.
+	errCorrupt = errors.New("outbox: the stored headers cannot be read")
+	errNewer   = fmt.Errorf("%w: a newer program wrote them", errCorrupt)
+)
 
 // EncodeMeta returns headers and extension attributes as bytes that
 // [DecodeMeta] turns into the same again: names, values, order, repetition, and
@@ -54,10 +58,14 @@ func appendValue(b, v []byte) []byte {
 	return append(b, v...)
 }
 
-// DecodeMeta sets the Header and Extensions of m from b.
+// DecodeMeta sets the Header and Extensions of m from b. After an error they
+// are not to be used.
 func DecodeMeta(b []byte, m *envelope.Message) error {
 	d := decoder{b: b}
-	if d.byte() != version {
+	switch v := d.byte(); {
+	case v > version:
+		return errNewer
+	case v < version:
 		return errCorrupt
 	}
 	for range d.count() {
@@ -69,7 +77,9 @@ func DecodeMeta(b []byte, m *envelope.Message) error {
 			m.Extensions = make(map[string]string)
 		}
 		name := d.string()
+		_, twice := m.Extensions[name]
 		m.Extensions[name] = d.string()
+		d.bad = d.bad || twice
 	}
 	if d.bad || len(d.b) > 0 {
 		return errCorrupt
