@@ -17,7 +17,7 @@ test: services vet
 
 ## quick: what needs no services; says what it skipped
 quick:
-	go test -short ./...
+	@set -o pipefail; go test -short -v ./... | grep -E '^(ok|FAIL|panic|--- FAIL)|^ +[a-z_]+\.go:[0-9]+: UNECHO_|--- FAIL' | sort | uniq -c | sed 's/^ *1 \(ok\|FAIL\)/\1/'
 
 vet:
 	go vet ./...

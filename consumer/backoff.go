@@ -37,12 +37,19 @@ func (b Backoff) after(n int) time.Duration {
 // wait waits for d, until ctx is done, or until one of stops is closed; it
 // reports whether the time has passed.
 func wait(ctx context.Context, d time.Duration, stops ...<-chan struct{}) bool {
+	return waitOr(ctx, d, nil, stops...)
+}
+
+// waitOr is wait that changed ends as well, as if the time had passed.
+func waitOr(ctx context.Context, d time.Duration, changed <-chan struct{}, stops ...<-chan struct{}) bool {
 	var stop [3]<-chan struct{} // a nil channel never fires
 	copy(stop[:], stops)
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
+		return true
+	case <-changed:
 		return true
 	case <-ctx.Done():
 	case <-stop[0]:

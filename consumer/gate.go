@@ -115,23 +115,3 @@ func (g *gate) wake() {
 	close(g.changed)
 	g.changed = make(chan struct{})
 }
-
-// waitOr waits for d or for changed, and reports false if ctx or a stop ended
-// the wait.
-func waitOr(ctx context.Context, d time.Duration, changed <-chan struct{}, stops ...<-chan struct{}) bool {
-	var stop [3]<-chan struct{}
-	copy(stop[:], stops)
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-changed:
-		return true
-	case <-ctx.Done():
-	case <-stop[0]:
-	case <-stop[1]:
-	case <-stop[2]:
-	}
-	return false
-}

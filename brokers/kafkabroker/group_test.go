@@ -32,7 +32,7 @@ func (f *fixture) produce(t testing.TB, n int) {
 	}
 }
 
-func receive(t testing.TB, s *Source) *brokers.Delivery {
+func next(t testing.TB, s *Source) *brokers.Delivery {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -66,7 +66,7 @@ func TestB17StaleAckMovesNothing(t *testing.T) {
 		f.produce(t, 20)
 		c := f.config("g")
 		a := f.source(t, c)
-		held := receive(t, a)
+		held := next(t, a)
 		b := f.source(t, c) // ends A's generation, when the drain's bound is over
 		select {
 		case <-held.Stopping:
@@ -90,7 +90,7 @@ func TestB17StaleAckMovesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 20 {
-			if err := b.Ack(t.Context(), receive(t, b)); err != nil {
+			if err := b.Ack(t.Context(), next(t, b)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -112,8 +112,8 @@ func TestDrainCommitsWhatFinishes(t *testing.T) {
 		c := f.config("g")
 		c.CommitInterval = time.Hour // only the drain commits
 		a := f.source(t, c)
-		d := receive(t, a)
-		second := receive(t, a)
+		d := next(t, a)
+		second := next(t, a)
 		b := f.source(t, c)
 		<-d.Stopping
 		if err := a.Ack(t.Context(), d); err != nil {
@@ -129,7 +129,7 @@ func TestDrainCommitsWhatFinishes(t *testing.T) {
 		if err := a.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if got := receive(t, b).Message.Position; !strings.HasSuffix(got, "/0/1") {
+		if got := next(t, b).Message.Position; !strings.HasSuffix(got, "/0/1") {
 			t.Errorf("the next owner begins at %s, want offset 1", got)
 		}
 	})
@@ -148,7 +148,7 @@ func TestB19NewestIsPinned(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.produce(t, 1)
-		if got := receive(t, f.source(t, c)).Message.Position; !strings.HasSuffix(got, "/0/2") {
+		if got := next(t, f.source(t, c)).Message.Position; !strings.HasSuffix(got, "/0/2") {
 			t.Errorf("received %s first, want offset 2", got)
 		}
 	})
@@ -180,7 +180,7 @@ func TestOffsetOutOfRange(t *testing.T) {
 		}
 		c := gone("reset")
 		c.OutOfRange = ResetToOldest
-		if got := receive(t, f.source(t, c)).Message.Position; !strings.HasSuffix(got, "/0/0") {
+		if got := next(t, f.source(t, c)).Message.Position; !strings.HasSuffix(got, "/0/0") {
 			t.Errorf("received %s first, want offset 0", got)
 		}
 	})
@@ -201,7 +201,7 @@ func TestB16WindowNamesTheStuckOffset(t *testing.T) {
 	if err := p.Publish(t.Context(), msgs).Err(); err != nil {
 		t.Fatal(err)
 	}
-	stuck, rest := receive(t, s), 0
+	stuck, rest := next(t, s), 0
 	for rest < 40 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		d, err := s.Receive(ctx)

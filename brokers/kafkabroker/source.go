@@ -9,6 +9,7 @@ import (
 	"github.com/segmentio/kafka-go"
 
 	"github.com/unecho/unecho/brokers"
+	"github.com/unecho/unecho/brokers/internal/receive"
 )
 
 // Source consumes topics as a member of a consumer group. It implements
@@ -65,19 +66,7 @@ func NewSource(c Config) (*Source, error) {
 
 // Receive implements brokers.Source. It takes turns between the partitions.
 func (s *Source) Receive(ctx context.Context) (*brokers.Delivery, error) {
-	for {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		d, changed, err := s.take()
-		if d != nil || err != nil {
-			return d, err
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-		}
-	}
+	return receive.Loop(ctx, s.take)
 }
 
 // take returns a delivery, or a channel that closes when it is worth another try.

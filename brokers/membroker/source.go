@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/unecho/unecho/brokers"
+	"github.com/unecho/unecho/brokers/internal/receive"
 )
 
 // group is a consumer group on one topic.
@@ -115,19 +116,7 @@ func (s *Source) Demand(workers int) {
 
 // Receive implements brokers.Source.
 func (s *Source) Receive(ctx context.Context) (*brokers.Delivery, error) {
-	for {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		d, changed, err := s.take()
-		if d != nil || err != nil {
-			return d, err
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-		}
-	}
+	return receive.Loop(ctx, s.take)
 }
 
 // take returns a delivery, or a channel that closes when it is worth another try.

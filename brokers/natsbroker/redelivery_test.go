@@ -29,7 +29,7 @@ func (f *fixture) produce(t testing.TB, n int) {
 	}
 }
 
-func receive(t testing.TB, s *Source) *brokers.Delivery {
+func next(t testing.TB, s *Source) *brokers.Delivery {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -112,10 +112,10 @@ func TestB21LateAnswersSettleNothing(t *testing.T) {
 	f.ackWait = 400 * time.Millisecond
 	f.produce(t, 1)
 	one := f.source(t, f.config("g"))
-	first := receive(t, one)
+	first := next(t, one)
 	one.stop() // neither heartbeats nor pulls: it has stalled
 	two := f.source(t, f.config("g"))
-	second := receive(t, two)
+	second := next(t, two)
 	if second.Attempt != 2 {
 		t.Fatalf("attempt %d, want the redelivery", second.Attempt)
 	}
@@ -134,7 +134,7 @@ func TestB21LateAnswersSettleNothing(t *testing.T) {
 	if err := two.Nack(t.Context(), second, 0); err != nil {
 		t.Fatal(err)
 	}
-	if third := receive(t, two); third.Attempt != 3 {
+	if third := next(t, two); third.Attempt != 3 {
 		t.Errorf("attempt %d, want 3", third.Attempt)
 	}
 }
@@ -143,13 +143,13 @@ func TestDeletedConsumer(t *testing.T) {
 	f := open(t, embedded(t))
 	f.produce(t, 1)
 	s := f.source(t, f.config("g"))
-	if err := s.Ack(t.Context(), receive(t, s)); err != nil {
+	if err := s.Ack(t.Context(), next(t, s)); err != nil {
 		t.Fatal(err)
 	}
 	c := f.config("strict")
 	c.FailIfDeleted = true
 	strict := f.source(t, c)
-	if err := strict.Ack(t.Context(), receive(t, strict)); err != nil {
+	if err := strict.Ack(t.Context(), next(t, strict)); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"g", "strict"} {
@@ -157,7 +157,7 @@ func TestDeletedConsumer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if d := receive(t, s); d.Attempt != 1 { // created again: from the oldest on
+	if d := next(t, s); d.Attempt != 1 { // created again: from the oldest on
 		t.Errorf("attempt %d", d.Attempt)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -197,7 +197,7 @@ func TestStreamThatAppearsLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.produce(t, 1)
-	receive(t, s)
+	next(t, s)
 }
 
 // Close is bounded although the server is gone, and what was acknowledged at
@@ -208,7 +208,7 @@ func TestCloseWithoutAServer(t *testing.T) {
 	f.produce(t, 3)
 	s := f.source(t, f.config("g"))
 	p := f.Publisher(t)
-	d := receive(t, s)
+	d := next(t, s)
 	server.Kill()
 	testenv.Within(t, 10*time.Second, "the client notices", func() bool { return !s.nc.IsConnected() })
 	res := p.Publish(t.Context(), []*envelope.Message{brokertest.Event(f.Topic(), "k", 9)})
@@ -227,7 +227,7 @@ func TestCloseWithoutAServer(t *testing.T) {
 	s = f.source(t, f.config("g"))
 	seen := map[string]bool{}
 	for range 3 {
-		seen[receive(t, s).Message.Position] = true
+		seen[next(t, s).Message.Position] = true
 	}
 	if len(seen) != 3 {
 		t.Errorf("received %v, want all three", seen)

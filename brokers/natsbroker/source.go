@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/unecho/unecho/brokers"
+	"github.com/unecho/unecho/brokers/internal/receive"
 )
 
 // Config are the settings of [NewSource]. Stream and Durable are mandatory,
@@ -136,19 +137,7 @@ func (s *Source) Demand(workers int) {
 
 // Receive implements brokers.Source.
 func (s *Source) Receive(ctx context.Context) (*brokers.Delivery, error) {
-	for {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		d, changed, err := s.take()
-		if d != nil || err != nil {
-			return d, err
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-		}
-	}
+	return receive.Loop(ctx, s.take)
 }
 
 func (s *Source) take() (*brokers.Delivery, <-chan struct{}, error) {

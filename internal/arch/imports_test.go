@@ -25,9 +25,9 @@ var core = map[string][]string{
 
 // adapters says what of this module every other public package may import.
 var adapters = map[string][]string{
-	"brokers/kafkabroker": {"envelope", "brokers"},
-	"brokers/natsbroker":  {"envelope", "brokers"},
-	"brokers/membroker":   {"envelope", "brokers"},
+	"brokers/kafkabroker": {"envelope", "brokers", "brokers/internal/receive"},
+	"brokers/natsbroker":  {"envelope", "brokers", "brokers/internal/receive"},
+	"brokers/membroker":   {"envelope", "brokers", "brokers/internal/receive"},
 	"brokers/brokertest":  {"envelope", "brokers"},
 	"dedupe/pgdedupe":     {"dedupe", "dedupe/internal/pgkeys", "dedupe/internal/prune", "internal/migrate", "internal/migrate/pgxmigrate"},
 	"dedupe/sqldedupe":    {"dedupe", "dedupe/internal/pgkeys", "dedupe/internal/prune", "internal/migrate"},

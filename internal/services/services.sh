@@ -46,6 +46,7 @@ pg_bin() {
 }
 
 install_all() {
+	need gcc build-essential # the race detector links with it
 	if [ -z "$given_postgres" ] && [ -z "$(pg_bin)" ]; then need initdb postgresql; fi
 	[ -n "$given_redis" ] || need redis-server redis-server
 	nats_server=$dir/bin/nats-server-$(cd "$root" && go list -m -f '{{.Version}}' github.com/nats-io/nats-server/v2)
@@ -54,7 +55,7 @@ install_all() {
 		(cd "$root" && go build -o "$nats_server" github.com/nats-io/nats-server/v2)
 	fi
 	if [ -z "$given_kafka" ] && [ ! -e "$dir/kafka/libs/.complete" ]; then
-		need java openjdk-17-jre-headless
+		need java default-jre-headless
 		need mvn maven
 		say "services: fetching Apache Kafka"
 		mvn -q -B -f "$here/kafka/pom.xml" dependency:copy-dependencies -DincludeScope=runtime \
