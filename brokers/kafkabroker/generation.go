@@ -67,6 +67,11 @@ func (s *Source) newGeneration(k *kafka.Generation) *generation {
 //     owner starts from the committed offset.
 func (g *generation) run(ctx context.Context) {
 	s := g.s
+	if ctx.Err() != nil {
+		// It ended before it began. kafka-go does not wait for us then, so the
+		// next one may be ours already.
+		return
+	}
 	s.mu.Lock()
 	s.gen = g
 	s.wake()
