@@ -26,8 +26,8 @@ const (
 	// ClassMalformed: the envelope names no event or cannot be read. It is
 	// dead-lettered at once.
 	ClassMalformed Class = "malformed"
-	// ClassInProgress: another delivery of the event is at work. It is tried
-	// again later, and no attempt is spent.
+	// ClassInProgress: another delivery of the event is at work, or has taken
+	// its lease over. It is tried again later, and no attempt is spent.
 	ClassInProgress Class = "in progress"
 	// ClassContention: the transaction lost against others as often as it was
 	// run. It is tried again later, and no attempt is spent.
@@ -49,7 +49,7 @@ func Classify(err error) Class {
 		return ClassNone
 	case errors.Is(err, dedupe.ErrUnknownOutcome):
 		return ClassUnknown
-	case errors.Is(err, dedupe.ErrInProgress):
+	case errors.Is(err, dedupe.ErrInProgress), errors.Is(err, dedupe.ErrLeaseLost):
 		return ClassInProgress
 	case isOutage(err):
 		return ClassUnavailable

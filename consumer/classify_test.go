@@ -31,6 +31,7 @@ func TestClassify(t *testing.T) {
 		{fmt.Errorf("%w: %w", dedupe.ErrUnknownOutcome, syscall.ECONNRESET), ClassUnknown},
 		{fmt.Errorf("x: %w", Unavailable(errBoom)), ClassUnavailable},
 		{dedupe.ErrInProgress, ClassInProgress},
+		{fmt.Errorf("complete: %w", dedupe.ErrLeaseLost), ClassInProgress},
 		{fmt.Errorf("%w: %w", dedupe.ErrContention, errBoom), ClassContention},
 		{dedupe.ErrScope, ClassFailed},
 		{Permanent(errBoom), ClassPermanent},

@@ -59,3 +59,13 @@ func ExampleFingerprint() {
 	fmt.Println(a == b)
 	// Output: false
 }
+
+// The id of what a handler brings about elsewhere is the same at every attempt.
+func ExampleDerive() {
+	k := dedupe.Key{Consumer: "billing", Source: "/shop", ID: "42"}
+	fmt.Println(dedupe.Derive(k, "charge", 0) == dedupe.Derive(k, "charge", 0))
+	fmt.Println(dedupe.Derive(k, "charge", 0) == dedupe.Derive(k, "refund", 0))
+	// Output:
+	// true
+	// false
+}

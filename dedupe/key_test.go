@@ -148,3 +148,22 @@ func FuzzEncode(f *testing.F) {
 		}
 	})
 }
+
+// A derived id is the same at every run, and another one for every parent,
+// operation and ordinal.
+func TestDeriveIsForEver(t *testing.T) {
+	k := Key{Consumer: "billing", Source: "/shop", ID: "42"}
+	if got := Derive(k, "charge", 0); got != "e52b1b63-2c46-8373-b0a9-41cf9089634b" {
+		t.Errorf("Derive gives %s", got)
+	}
+	seen := map[string]bool{}
+	for _, id := range []string{
+		Derive(k, "charge", 0), Derive(k, "charge", 1), Derive(k, "charge", -1), Derive(k, "charge0", 0), Derive(k, "", 0),
+		Derive(Key{Consumer: "billing", Source: "/shop", ID: "43"}, "charge", 0),
+	} {
+		if seen[id] || len(id) != 36 || id[14] != '8' || strings.IndexByte("89ab", id[19]) < 0 {
+			t.Errorf("%s occurs twice or is no UUID of version 8", id)
+		}
+		seen[id] = true
+	}
+}

@@ -31,6 +31,7 @@ var adapters = map[string][]string{
 	"brokers/brokertest":  {"envelope", "brokers"},
 	"dedupe/pgdedupe":     {"dedupe", "dedupe/internal/pgkeys", "dedupe/internal/prune", "internal/migrate", "internal/migrate/pgxmigrate"},
 	"dedupe/sqldedupe":    {"dedupe", "dedupe/internal/pgkeys", "dedupe/internal/prune", "internal/migrate"},
+	"dedupe/redisdedupe":  {"dedupe"},
 	"dedupe/memdedupe":    {"dedupe"},
 	"dedupe/storetest":    {"dedupe"},
 	"outbox/pgoutbox":     {"envelope", "brokers", "outbox", "outbox/internal/rows", "internal/migrate", "internal/migrate/pgxmigrate"},

@@ -1,0 +1,266 @@
+package dedupe
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// LeaseOptions are the settings of [NewLeaseStore]. The zero value is the
+// default.
+type LeaseOptions struct {
+	// Lease is how long a key stays claimed by an owner that has died. It is
+	// extended while the handler runs. Defaults to 30 s, the least is 50 ms;
+	// negative is an error of every claim.
+	Lease time.Duration
+	// Timeout bounds each call of the store. Defaults to a quarter of Lease,
+	// at most 5 s.
+	Timeout time.Duration
+	// Resolve is asked before a handler runs on a key whose earlier owner has
+	// vanished. By default the handler runs, and sees Lease.Unknown.
+	Resolve Resolver
+}
+
+const (
+	defaultLease    = 30 * time.Second
+	leastLease      = 50 * time.Millisecond
+	maxLeaseTimeout = 5 * time.Second
+)
+
+// NewLeaseStore makes a [Store] of a lease driver. o may be nil. It panics if d
+// is nil.
+//
+// Once of this store differs from that of a transactional one: what the handler
+// does is not undone when it fails. Beside the errors of [Store] it returns
+// ErrLeaseLost; ErrUnknownOutcome means that the answer to the completion was
+// lost. While the store is out of reach no handler is started.
+func NewLeaseStore(d LeaseDriver, o *LeaseOptions) Store[*Lease] {
+	if d == nil {
+		panic("dedupe: NewLeaseStore: the driver is nil")
+	}
+	s := &leaseStore{driver: d}
+	if o != nil {
+		s.o = *o
+	}
+	if s.o.Lease == 0 {
+		s.o.Lease = defaultLease
+	}
+	if s.o.Timeout <= 0 {
+		s.o.Timeout = min(s.o.Lease/4, maxLeaseTimeout)
+	}
+	return s
+}
+
+type leaseStore struct {
+	driver LeaseDriver
+	o      LeaseOptions
+}
+
+// holding is one granted lease.
+type holding struct {
+	*leaseStore
+	claim Claim
+	owner string
+	lease Lease
+	until time.Time // when the lease may have run out, at the latest
+}
+
+// Once implements [Store].
+func (s *leaseStore) Once(ctx context.Context, c Claim, fn func(ctx context.Context, l *Lease) ([]byte, error)) (Result, error) {
+	c, err := c.normal()
+	if err != nil {
+		return Result{}, err
+	}
+	if s.o.Lease < leastLease {
+		return Result{}, fmt.Errorf("%w: the lease is %v, the least is %v", ErrInvalidClaim, s.o.Lease, leastLease)
+	}
+	h, prior, err := s.acquire(ctx, c)
+	switch {
+	case err != nil:
+		return Result{}, err
+	case prior != nil:
+		return s.settled(ctx, c, *prior)
+	}
+	return h.run(ctx, fn)
+}
+
+// acquire claims the key. A claim whose answer was lost is sent once more by
+// the same name: if it had been granted it is found, instead of passing for
+// another owner's, which would hold the event up for a whole lease.
+func (s *leaseStore) acquire(ctx context.Context, c Claim) (*holding, *Record, error) {
+	h := &holding{leaseStore: s, claim: c, owner: rand.Text()}
+	for try := 0; ; try++ {
+		before := time.Now()
+		grant, prior, err := s.try(ctx, c, h.owner)
+		switch {
+		case err == nil && prior != nil:
+			return nil, prior, nil
+		case err == nil:
+			h.lease = Lease{Key: c.Key, Token: grant.Token, Attempt: grant.Attempt, Unknown: grant.Unknown}
+			h.until = s.safe(before)
+			return h, nil, nil
+		case errors.Is(err, ErrInProgress), errors.Is(err, ErrInvalidKey):
+			return nil, nil, err
+		case try == 1 || ctx.Err() != nil:
+			return nil, nil, fmt.Errorf("%w: acquire: %w", ErrUnavailable, err)
+		}
+	}
+}
+
+func (s *leaseStore) try(ctx context.Context, c Claim, owner string) (Grant, *Record, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.o.Timeout)
+	defer cancel()
+	return s.driver.Acquire(ctx, c, owner, s.o.Lease)
+}
+
+// safe is until when a lease can be relied on that was granted after before:
+// the store counts from its answer, we from our question, and take a fifth off
+// for clocks that do not run alike and for the time to stop.
+func (s *leaseStore) safe(before time.Time) time.Time {
+	return before.Add(s.o.Lease - s.o.Lease/5)
+}
+
+func (s *leaseStore) settled(ctx context.Context, c Claim, prior Record) (Result, error) {
+	if prior.Fingerprint == c.Fingerprint {
+		return Result{Outcome: Duplicate, Reply: prior.Reply}, nil
+	}
+	ctx, cancel := s.detach(ctx)
+	defer cancel()
+	if err := s.driver.Conflict(ctx, c, prior); err != nil {
+		return Result{}, fmt.Errorf("%w: record a conflict: %w", ErrUnavailable, err)
+	}
+	return Result{Outcome: Conflict}, nil
+}
+
+func (s *leaseStore) detach(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), s.o.Timeout)
+}
+
+// run asks the resolver, runs fn under the lease, and completes.
+func (h *holding) run(ctx context.Context, fn func(ctx context.Context, l *Lease) ([]byte, error)) (Result, error) {
+	started, returned := false, false
+	defer func() {
+		if !returned { // fn panicked, or ended its goroutine
+			h.release(ctx, started)
+		}
+	}()
+	var reply []byte
+	outcome := Processed
+	err := h.extended(ctx, func(ctx context.Context) (err error) {
+		v := NotDone
+		if h.lease.Unknown && h.o.Resolve != nil {
+			l := h.lease
+			if v, reply, err = h.o.Resolve(ctx, &l); err != nil || v == AskLater {
+				return fmt.Errorf("%w: it is not known yet what came of an earlier attempt: %w", ErrInProgress, orNotYet(err))
+			}
+		}
+		if v == Done {
+			outcome = Duplicate
+			return nil
+		}
+		started = true
+		l := h.lease
+		reply, err = fn(ctx, &l)
+		return err
+	})
+	returned = true
+	switch {
+	case errors.Is(err, ErrLeaseLost):
+		return Result{}, err
+	case err != nil:
+		// A handler that says that it failed has failed: what it did before
+		// is its own to know, and the next attempt's key is the same. If the
+		// earlier owner's fate was open and fn did not run, it still is.
+		h.release(ctx, h.lease.Unknown && !started)
+		return Result{}, err
+	}
+	if err := h.complete(ctx, reply); err != nil {
+		return Result{}, err
+	}
+	return Result{Outcome: outcome, Reply: reply}, nil
+}
+
+var errNotYet = errors.New("the resolver says later")
+
+func orNotYet(err error) error {
+	if err == nil {
+		return errNotYet
+	}
+	return err
+}
+
+// extended runs f and keeps the lease meanwhile. f's context ends before the
+// lease can have run out, with ErrLeaseLost as its cause, and whatever f then
+// returns, ErrLeaseLost is the error.
+func (h *holding) extended(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var keeper sync.WaitGroup
+	done := make(chan struct{})
+	var lost error
+	keeper.Go(func() {
+		if lost = h.keep(context.WithoutCancel(ctx), done); lost != nil {
+			cancel(lost)
+		}
+	})
+	stop := sync.OnceFunc(func() { close(done); keeper.Wait() })
+	defer stop() // also when f panics
+	err := f(ctx)
+	stop()
+	if lost != nil {
+		return lost
+	}
+	return err
+}
+
+// keep extends the lease until done is closed. It returns an error that
+// matches ErrLeaseLost when it is another's, or could not be extended in time.
+func (h *holding) keep(ctx context.Context, done <-chan struct{}) error {
+	for {
+		left := time.Until(h.until)
+		if left <= 0 {
+			return fmt.Errorf("%w: it could not be extended in time", ErrLeaseLost)
+		}
+		t := time.NewTimer(min(h.o.Lease/3, left/2+time.Millisecond))
+		select {
+		case <-done:
+			t.Stop()
+			return nil
+		case <-t.C:
+		}
+		before := time.Now()
+		one, cancel := context.WithTimeout(ctx, min(h.o.Timeout, time.Until(h.until)))
+		err := h.driver.Extend(one, h.claim.Key, h.owner, h.lease.Token, h.o.Lease)
+		cancel()
+		switch {
+		case err == nil:
+			h.until = h.safe(before)
+		case errors.Is(err, ErrLeaseLost):
+			return err
+		}
+	}
+}
+
+// complete marks the key done. An answer that was lost is asked for once more:
+// completing twice is no error.
+func (h *holding) complete(ctx context.Context, reply []byte) (err error) {
+	for range 2 {
+		one, cancel := h.detach(ctx)
+		err = h.driver.Complete(one, h.claim, h.owner, h.lease.Token, reply)
+		cancel()
+		if err == nil || errors.Is(err, ErrLeaseLost) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: complete: %w", ErrUnknownOutcome, err)
+}
+
+// release gives the key up, if it can; otherwise the lease runs out.
+func (h *holding) release(ctx context.Context, unknown bool) {
+	ctx, cancel := h.detach(ctx)
+	defer cancel()
+	_ = h.driver.Release(ctx, h.claim.Key, h.owner, h.lease.Token, unknown)
+}
