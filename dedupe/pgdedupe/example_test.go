@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/unecho/unecho/consumer"
+	"github.com/unecho/unecho/dedupe"
 	"github.com/unecho/unecho/dedupe/pgdedupe"
 	"github.com/unecho/unecho/envelope"
 )
@@ -47,3 +48,18 @@ func ExamplePrune() {
 		}
 	}
 }
+
+// The effect is a call to another service, so there is no transaction to share.
+func ExampleNewLeaseStore() {
+	pool, err := pgxpool.New(context.Background(), "postgres://localhost/shop")
+	if err != nil {
+		return
+	}
+	defer pool.Close()
+	charge := func(ctx context.Context, l *dedupe.Lease, m *envelope.Message) error {
+		return callPaymentProvider(ctx, l.Derive("charge", 0), m.Body)
+	}
+	_ = consumer.Wrap("payments", pgdedupe.NewLeaseStore(pool, nil), charge, nil)
+}
+
+func callPaymentProvider(context.Context, string, []byte) error { return nil }

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/unecho/unecho/dedupe/internal/pgkeys"
+	"github.com/unecho/unecho/dedupe/internal/prune"
 	"github.com/unecho/unecho/internal/migrate"
 	"github.com/unecho/unecho/internal/migrate/pgxmigrate"
 )
@@ -55,46 +56,26 @@ func (o *Options) set() *migrate.Set {
 	return pgkeys.Set(o.Schema)
 }
 
-// pruneBatch is how many rows one transaction deletes at most.
-const pruneBatch = 1000
-
-// Prune deletes keys and conflicts whose retention is over, by the database's
-// clock: up to limit rows, or all of them if limit is 0 or less, in
-// transactions of at most 1,000 rows. It returns how many, also beside an
-// error. It takes no lock that a claim waits for, unless the claim is of an
+// Prune deletes keys, conflicts and completed leases whose retention is over, by
+// the database's clock: up to limit rows, or all of them if limit is 0 or less,
+// in transactions of at most 1,000 rows. It returns how many, also beside an
+// error. Leases that run, and those of which it is not known what came of them,
+// stay. It takes no lock that a claim waits for, unless the claim is of an
 // expired key. Any number of processes may call it at once. o may be nil.
 func Prune(ctx context.Context, pool *pgxpool.Pool, o *Options, limit int) (int, error) {
 	if err := o.Check(); err != nil {
 		return 0, err
 	}
-	sql := pgkeys.New(o.set())
-	total := 0
-	for _, statement := range [...]string{sql.PruneKeys, sql.PruneConflicts} {
-		n, err := prune(ctx, pool, statement, limit-total, limit > 0)
-		total += n
-		if err != nil {
-			return total, fmt.Errorf("pgdedupe: prune: %w", err)
+	deleting := func(statement string) func(int) (int, error) {
+		return func(n int) (int, error) {
+			tag, err := pool.Exec(ctx, statement, n)
+			return int(tag.RowsAffected()), err
 		}
 	}
-	return total, nil
-}
-
-func prune(ctx context.Context, pool *pgxpool.Pool, statement string, left int, bounded bool) (total int, err error) {
-	for !bounded || left > 0 {
-		batch := pruneBatch
-		if bounded {
-			batch = min(batch, left)
-		}
-		tag, err := pool.Exec(ctx, statement, batch)
-		if err != nil {
-			return total, err
-		}
-		n := int(tag.RowsAffected())
-		total += n
-		left -= n
-		if n < batch {
-			break
-		}
+	sql := pgkeys.New(o.set())
+	total, err := prune.Run(limit, deleting(sql.PruneKeys), deleting(sql.PruneConflicts), deleting(pgkeys.NewLease(o.set()).Prune))
+	if err != nil {
+		return total, fmt.Errorf("pgdedupe: prune: %w", err)
 	}
 	return total, nil
 }
