@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// lapsed: we do not know that another relay has taken over, but one may have.
-var lapsed = fmt.Errorf("%w: it could not be renewed in time", ErrFenced)
+// errLapsed: we do not know that another relay has taken over, but one may have.
+var errLapsed = fmt.Errorf("%w: it could not be renewed in time", ErrFenced)
 
 // hold sees to it that the lease is ours for a while: it takes it, or renews
 // it when half of it is over. A lease that may have run out is renewed as
@@ -60,7 +60,7 @@ func (r *Relay) renew(ctx context.Context) error {
 // failed drops the lease if err says that it is another's.
 func (r *Relay) failed(err error) error {
 	if errors.Is(err, ErrFenced) {
-		r.held = errors.Is(err, lapsed)
+		r.held = errors.Is(err, errLapsed)
 		r.observe(context.Background(), Event{Step: StepFenced, Epoch: r.lease.Epoch, Err: err})
 	}
 	return err
@@ -106,7 +106,7 @@ func (r *Relay) keepAlive(ctx context.Context, done <-chan struct{}) error {
 			case <-done: // and the store decides whether it was in time
 				return nil
 			default:
-				return lapsed
+				return errLapsed
 			}
 		}
 		one, cancel := context.WithDeadline(ctx, r.until)
