@@ -3,6 +3,7 @@ package outboxtest
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"reflect"
@@ -248,6 +249,94 @@ func skippedHead(t testing.TB, f Fixture) {
 	if ps := parkedRows(t, f); len(ps) != 1 {
 		t.Errorf("parked: %+v", ps)
 	}
+}
+
+// a1 is passed by a2, which is then refused and has to wait. Requeued, a1 goes
+// in front of it again.
+func requeuedInPlace(t testing.TB, f Fixture) {
+	b := rejecting("a1")
+	o := quick()
+	o.SkipParked = true
+	r := outbox.NewRelay(f.Store(t), b, o)
+	commit(t, f, Event("a1", "a"))
+	drain(t, r)
+	ps := parkedRows(t, f)
+	b.SetAnswer(func(m *envelope.Message) error { return errRefused })
+	commit(t, f, Event("a2", "a"), Event("a3", "a"))
+	if _, err := r.Step(context.Background()); err != nil || len(ps) != 1 {
+		t.Fatalf("step: %v, parked: %+v", err, ps)
+	}
+	if ok, err := f.Store(t).(outbox.Parker).Requeue(context.Background(), ps[0].ID); err != nil || !ok {
+		t.Fatalf("requeue: %v, %v", ok, err)
+	}
+	b.SetAnswer(func(m *envelope.Message) error {
+		if m.ID == "a1" {
+			return errRefused
+		}
+		return nil
+	})
+	waitFor(t, "another attempt", func() bool { n, err := r.Step(context.Background()); return n > 0 && err == nil })
+	expect(t, b) // a1 is refused, and in front
+	b.SetAnswer(nil)
+	commit(t, f, Event("a4", "a"))
+	until(t, r, "all", func() bool { return len(b.IDs()) == 4 })
+	expect(t, b, "a1", "a2", "a3", "a4")
+}
+
+// Two keys that no index takes whole, alike but for their last byte.
+func longKeys(t testing.TB, f Fixture) {
+	b, refused := &Broker{}, true
+	b.Answer = func(m *envelope.Message) error {
+		if m.ID == "a1" && refused {
+			return errRefused
+		}
+		return nil
+	}
+	r := outbox.NewRelay(f.Store(t), b, quick())
+	long := make([]byte, 8000)
+	_, _ = rand.Read(long) // it must not be compressible
+	var msgs []*envelope.Message
+	for _, id := range []string{"a1", "b1", "a2", "b2", "a3"} {
+		m := Event(id, "")
+		m.Key = append(bytes.Clone(long), id[0])
+		msgs = append(msgs, m)
+	}
+	commit(t, f, msgs[:4]...)
+	if _, err := r.Step(context.Background()); err != nil {
+		t.Fatalf("step: %v", err)
+	}
+	commit(t, f, msgs[4])
+	if _, err := r.Step(context.Background()); err != nil {
+		t.Fatalf("step: %v", err)
+	}
+	expect(t, b, "b1", "b2")
+	refused = false
+	until(t, r, "all", func() bool { return len(b.IDs()) == 5 })
+	expect(t, b, "b1", "b2", "a1", "a2", "a3")
+}
+
+// A held row without a key is no row of the empty key.
+func emptyKey(t testing.TB, f Fixture) {
+	b := &Broker{}
+	b.Answer = func(m *envelope.Message) error {
+		switch m.ID {
+		case "e1":
+			return brokers.ErrRejected
+		case "u1":
+			return errRefused
+		}
+		return nil
+	}
+	r := outbox.NewRelay(f.Store(t), b, quick())
+	e1, u1, e2 := Event("e1", ""), Event("u1", ""), Event("e2", "")
+	e1.Key, e2.Key = []byte{}, []byte{}
+	commit(t, f, e1, u1)
+	if _, err := r.Step(context.Background()); err != nil {
+		t.Fatalf("step: %v", err)
+	}
+	commit(t, f, e2)
+	waitFor(t, "u1 and e2 in one batch", func() bool { n, err := r.Step(context.Background()); return n == 2 && err == nil })
+	expect(t, b) // e1 is parked, so e2 waits
 }
 
 func attemptsSpent(t testing.TB, f Fixture) {

@@ -67,6 +67,9 @@ func Cases() []Case {
 		{"a parked head blocks its key until it is requeued", parkedHead},
 		{"a parked head can be dropped", droppedHead},
 		{"a parked head can be passed", skippedHead},
+		{"a passed row comes back to its place", requeuedInPlace},
+		{"B06 a key of any length keeps its order", longKeys},
+		{"an empty key is a key", emptyKey},
 		{"a refused row is parked when its attempts are spent", attemptsSpent},
 		{"B42 an outage spends no attempts", outageSpendsNothing},
 		{"a missing topic holds its own rows", missingTopic},
@@ -116,7 +119,7 @@ func (b *Broker) Publish(ctx context.Context, msgs []*envelope.Message) brokers.
 		if res[i] == nil {
 			b.taken = append(b.taken, m.Clone())
 		}
-		failed[key] = failed[key] || res[i] != nil
+		failed[key] = failed[key] || m.Key != nil && res[i] != nil
 	}
 	return res
 }

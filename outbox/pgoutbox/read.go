@@ -65,16 +65,15 @@ func (s *Store) Read(ctx context.Context, l outbox.Lease, limit int) ([]outbox.R
 	if err := s.load(ctx, l); err != nil {
 		return nil, err
 	}
-	held, err := s.readHeld(ctx, limit)
-	if err != nil {
-		return nil, err
-	}
 	if len(s.pos.chunk) == 0 {
 		if err := s.look(ctx); err != nil {
 			return nil, err
 		}
 	}
-	held = held[:min(len(held), limit-min(len(s.pos.chunk), limit/2))]
+	held, err := s.readHeld(ctx, limit-min(len(s.pos.chunk), limit/2))
+	if err != nil {
+		return nil, err
+	}
 	fresh, err := s.readPage(ctx, limit-len(held), held)
 	if err != nil {
 		return nil, err
@@ -165,28 +164,31 @@ func (s *Store) readPage(ctx context.Context, limit int, held []outbox.Row) ([]o
 	return nil, nil // until the next call
 }
 
-// readRows returns the rows at the places of page. A row whose key has held
-// rows that are not all in front of it in this batch is blocked.
+// readRows returns the rows at the places of page. A row is blocked whose key
+// has held rows that are not all in front of it in this batch. What is in hand
+// of a key are its first held rows, so they are all if the last is among them.
 func (s *Store) readRows(ctx context.Context, page []place, held []outbox.Row) ([]outbox.Row, error) {
 	inHand := make(map[orderKey]int64)
 	for _, h := range held {
-		inHand[orderOf(h.Message)]++
+		if h.Message.Key != nil { // or it would count as one of the empty key
+			inHand[orderOf(h.Message)] = h.ID
+		}
 	}
 	xids, ids := make([]string, len(page)), make([]int64, len(page))
 	for i, pl := range page {
 		xids[i], ids[i] = pl.xid, pl.id
 	}
-	rs, err := s.pool.Query(ctx, s.sql.page, xids, ids, len(held), maxBytes)
+	rs, err := s.pool.Query(ctx, s.sql.page, xids, ids, maxBytes)
 	if err != nil {
 		return nil, fmt.Errorf("pgoutbox: read rows: %w", err)
 	}
 	fresh, err := pgx.CollectRows(rs, func(r pgx.CollectableRow) (row outbox.Row, err error) {
 		var h handle
-		var inFront int64
-		if err := scan(r, &row, &h.xid, &inFront); err != nil {
+		var last int64
+		if err := scan(r, &row, &h.xid, &last); err != nil {
 			return row, err
 		}
-		row.Handle, row.Blocked = h, inFront > inHand[orderOf(row.Message)]
+		row.Handle, row.Blocked = h, last > 0 && last != inHand[orderOf(row.Message)]
 		return row, nil
 	})
 	if err != nil {
@@ -195,7 +197,7 @@ func (s *Store) readRows(ctx context.Context, page []place, held []outbox.Row) (
 	return fresh, nil
 }
 
-// orderKey is what keeps its order: a topic and a key.
+// orderKey is what keeps its order: a topic and a key that is not nil.
 type orderKey struct{ topic, key string }
 
 func orderOf(m *envelope.Message) orderKey {

@@ -7,17 +7,18 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/unecho/unecho/envelope"
 	"github.com/unecho/unecho/outbox"
 )
 
 // Settle implements [outbox.Store]: the position, which checks the epoch and
 // renews the lease, and what moves to, in and from the held rows, in one
-// transaction and one round trip.
+// transaction, whose statements are one round trip.
 func (s *Store) Settle(ctx context.Context, l outbox.Lease, ss []outbox.Settlement) error {
 	if !s.pos.loaded || s.pos.epoch != l.Epoch {
 		return outbox.ErrFenced
 	}
-	next, moved, changed, gone := s.plan(ss)
+	next, moved, changed, gone, touched := s.plan(ss)
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		var b pgx.Batch
 		fenced := false
@@ -38,6 +39,9 @@ func (s *Store) Settle(ctx context.Context, l outbox.Lease, ss []outbox.Settleme
 		if len(moved.ids) > 0 {
 			b.Queue(s.sql.move, append(moved.args(), moved.xids)...)
 		}
+		if len(touched.keys) > 0 {
+			b.Queue(s.sql.promote, touched.topics, touched.keys)
+		}
 		if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 			return err
 		}
@@ -56,11 +60,15 @@ func (s *Store) Settle(ctx context.Context, l outbox.Lease, ss []outbox.Settleme
 }
 
 // plan says where the position goes, which fresh rows move aside, which held
-// rows change, and which are gone.
-func (s *Store) plan(ss []outbox.Settlement) (next position, moved, changed sideRows, gone []int64) {
+// rows change, which are gone, and in which lanes another row is the first
+// that blocks, or the first at all, after that.
+func (s *Store) plan(ss []outbox.Settlement) (next position, moved, changed sideRows, gone []int64, touched lanes) {
 	next = s.pos
 	for _, st := range ss {
 		h := st.Row.Handle.(handle)
+		if h.held == (st.Action == outbox.Sent || st.Action == outbox.Skip) {
+			touched.add(st.Row.Message)
+		}
 		switch {
 		case h.held && st.Action == outbox.Sent:
 			gone = append(gone, st.Row.ID)
@@ -79,7 +87,26 @@ func (s *Store) plan(ss []outbox.Settlement) (next position, moved, changed side
 	if len(next.chunk) == 0 && !next.full && next.cur != "" {
 		next.prev, next.cur, next.lastID = next.cur, "", 0
 	}
-	return next, moved, changed, gone
+	return next, moved, changed, gone, touched
+}
+
+// lanes are topics and keys.
+type lanes struct {
+	topics []string
+	keys   [][]byte
+	seen   map[orderKey]bool
+}
+
+func (l *lanes) add(m *envelope.Message) {
+	if m.Key == nil || l.seen[orderOf(m)] {
+		return
+	}
+	if l.seen == nil {
+		l.seen = make(map[orderKey]bool)
+	}
+	l.seen[orderOf(m)] = true
+	l.topics = append(l.topics, m.Topic)
+	l.keys = append(l.keys, m.Key)
 }
 
 // sideRows are rows of the table of held rows, turned on their side.

@@ -119,18 +119,37 @@ func (s *Store) Parked(ctx context.Context, after int64, limit int) ([]outbox.Pa
 
 // Requeue implements [outbox.Parker].
 func (s *Store) Requeue(ctx context.Context, id int64) (bool, error) {
-	t, err := s.pool.Exec(ctx, s.sql.requeue, id)
-	if err != nil {
-		return false, fmt.Errorf("pgoutbox: requeue: %w", err)
-	}
-	return t.RowsAffected() > 0, nil
+	return s.unpark(ctx, "requeue", s.sql.requeue, id)
 }
 
 // Drop implements [outbox.Parker].
 func (s *Store) Drop(ctx context.Context, id int64) (bool, error) {
-	t, err := s.pool.Exec(ctx, s.sql.drop, id)
+	return s.unpark(ctx, "drop", s.sql.drop, id)
+}
+
+// unpark changes a parked row, and then lets the row go that is the first of
+// its lane. It locks the position before that, as every settlement does: if a
+// row went behind this one at the same time, neither would see what the other
+// did, and nobody would let that row go.
+func (s *Store) unpark(ctx context.Context, what, change string, id int64) (found bool, err error) {
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, s.sql.lock); err != nil {
+			return err
+		}
+		var topic string
+		var key []byte
+		err := tx.QueryRow(ctx, change, id).Scan(&topic, &key)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		if found = err == nil; !found || key == nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, s.sql.promote, []string{topic}, [][]byte{key})
+		return err
+	})
 	if err != nil {
-		return false, fmt.Errorf("pgoutbox: drop: %w", err)
+		return false, fmt.Errorf("pgoutbox: %s: %w", what, err)
 	}
-	return t.RowsAffected() > 0, nil
+	return found, nil
 }

@@ -109,7 +109,9 @@ func join(held, fresh []stored) []outbox.Row {
 	out := make([]outbox.Row, 0, len(held)+len(fresh))
 	inHand := make(map[orderKey]int)
 	for _, h := range held {
-		inHand[orderOf(h.Message)]++
+		if h.Message.Key != nil { // or it would count as one of the empty key
+			inHand[orderOf(h.Message)]++
+		}
 		h.Handle = handle{held: true}
 		out = append(out, h.Row)
 	}

@@ -30,7 +30,9 @@ create table {{unecho_outbox_shard}} (
 ) with (fillfactor = 50);
 insert into {{unecho_outbox_shard}} (shard) values (0);
 
--- Rows that cannot go now, so that the position always advances.
+-- Rows that cannot go now, so that the position always advances. A lane is a topic and a key, hashed because a key may be
+-- longer than an index takes, and null without a key. Rows that wait are not looked at, however many stand behind one that
+-- is parked: of those that block a lane, the first never waits.
 create table {{unecho_outbox_held}} (
 	shard smallint not null,
 	id bigint not null,
@@ -46,11 +48,15 @@ create table {{unecho_outbox_held}} (
 	meta bytea not null,
 	body bytea,
 	created_at timestamptz not null,
+	lane bytea,
 	attempts integer not null,
 	due_at timestamptz not null,
 	parked boolean not null,
 	blocks boolean not null,
+	waits boolean not null,
 	reason text not null,
 	primary key (shard, id)
 );
-create index on {{unecho_outbox_held}} (shard, topic, key, id);
+create index on {{unecho_outbox_held}} (shard, lane, id) where blocks;
+create index on {{unecho_outbox_held}} (shard, due_at) where not parked and not waits;
+create index on {{unecho_outbox_held}} (shard, id) where parked;
