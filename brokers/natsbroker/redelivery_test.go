@@ -200,8 +200,8 @@ func TestStreamThatAppearsLater(t *testing.T) {
 	next(t, s)
 }
 
-// Close is bounded although the server is gone, and what was acknowledged at
-// that moment comes back: it is a duplicate then.
+// Close is bounded although the server is gone. What was not acknowledged comes
+// back; what was may, if the client could not send that after its reconnect.
 func TestCloseWithoutAServer(t *testing.T) {
 	server := proc.StartNATS(t)
 	f := open(t, server.URL)
@@ -215,7 +215,7 @@ func TestCloseWithoutAServer(t *testing.T) {
 	if !errors.Is(res[0], brokers.ErrUnavailable) {
 		t.Errorf("publish without a server: %v, want ErrUnavailable", res[0])
 	}
-	_ = s.Ack(t.Context(), d) // nil or not, nobody heard it
+	_ = s.Ack(t.Context(), d) // nil or not: it waits in the client's buffer
 	begin := time.Now()
 	if err := s.Close(); err != nil {
 		t.Error(err)
@@ -225,11 +225,8 @@ func TestCloseWithoutAServer(t *testing.T) {
 	}
 	server.Restart()
 	s = f.source(t, f.config("g"))
-	seen := map[string]bool{}
-	for range 3 {
+	seen := map[string]bool{d.Message.Position: true}
+	for len(seen) < 3 {
 		seen[next(t, s).Message.Position] = true
-	}
-	if len(seen) != 3 {
-		t.Errorf("received %v, want all three", seen)
 	}
 }
