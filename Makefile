@@ -11,9 +11,9 @@ LINT := .services/bin/golangci-lint-$(LINT_VERSION)
 
 ## test: start the services, and run everything, with the race detector; a missing service is a failure
 test: services vet
-	UNECHO_REQUIRE_SERVICES=1 go test -race -timeout 20m -p 2 $$(go list ./... | grep -v /internal/e2e)
+	UNECHO_REQUIRE_SERVICES=1 go test -race -count=1 -timeout 20m -p 2 $$(go list ./... | grep -v /internal/e2e)
 	@# Alone, because how soon consumption is back after a crash is part of what it demands.
-	UNECHO_REQUIRE_SERVICES=1 go test -race -timeout 20m ./internal/e2e
+	UNECHO_REQUIRE_SERVICES=1 go test -race -count=1 -timeout 20m ./internal/e2e
 
 ## quick: what needs no services; says what it skipped
 quick:
