@@ -16,7 +16,8 @@
 //
 // A store is built from a [TxDriver] by [NewTxStore], which holds the decisions
 // that all transactional stores share; the suite in package storetest shows
-// that a driver is right.
+// that a driver is right. A [LeaseDriver] and [NewLeaseStore] are the same for
+// effects that no transaction can hold.
 //
 // # Invariants
 //
@@ -37,4 +38,8 @@
 //   - Errors of the store's own statements never count against a message: until
 //     the handler runs, nothing that fails can be its fault.
 //   - Expiry is judged by the store's clock, never by the process's.
+//   - A lease that ran out without completion is unknown, not new. Whoever claims
+//     the key next is told, under a greater token.
+//   - A handler's context ends before its lease can have run out by the store's
+//     clock: the process counts from before it asked.
 package dedupe

@@ -54,7 +54,8 @@ install_all() {
 		say "services: building nats-server"
 		(cd "$root" && go build -o "$nats_server" github.com/nats-io/nats-server/v2)
 	fi
-	if [ -z "$given_kafka" ] && [ ! -e "$dir/kafka/libs/.complete" ]; then
+	# Also for a Kafka that was given, if that is possible: some tests kill a broker of their own.
+	if [ ! -e "$dir/kafka/libs/.complete" ] && { [ -z "$given_kafka" ] || { have java && have mvn; }; }; then
 		need java default-jre-headless
 		need mvn maven
 		say "services: fetching Apache Kafka"
