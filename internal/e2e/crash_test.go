@@ -67,7 +67,7 @@ func TestNATSCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	src, err := natsbroker.NewSource(nc, natsbroker.Config{Stream: "S", Durable: "crash", AckWait: 2 * time.Second, MaxAckPending: 1})
+	src, err := natsbroker.NewSource(nc, natsbroker.Config{Stream: "S", Durable: "crash", AckWait: time.Second, MaxAckPending: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
