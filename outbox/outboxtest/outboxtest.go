@@ -82,6 +82,7 @@ func Cases() []Case {
 		{"a stopped relay gives its lease up", release},
 		{"stopping makes no duplicate", stopping},
 		{"pruning spares what is not settled", pruning},
+		{"any history keeps its promises", histories},
 		{"a backlog drains", backlog},
 		{"B36 a late commit is published late", lateCommit},
 		{"B46 pruning spares a late commit", pruneLateCommit},
