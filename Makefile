@@ -7,7 +7,7 @@ SERVICES := ./internal/services/services.sh
 LINT_VERSION := v2.15.0
 LINT := .services/bin/golangci-lint-$(LINT_VERSION)
 
-.PHONY: test quick vet lint planted walk e2e fuzz services services-stop services-status services-reset
+.PHONY: test quick vet lint planted linear walk e2e services services-stop services-status services-reset
 
 ## test: start the services, and run everything, with the race detector; a missing service is a failure
 test: services vet
@@ -36,6 +36,10 @@ planted: services
 	@set -o pipefail; UNECHO_REQUIRE_SERVICES=1 go test -count=1 -v -run '^TestPlanted' ./... | tee .services/planted.log | grep -E 'PLANTED|^(FAIL|panic)' | sed 's/^ *//'; status=$${PIPESTATUS[0]}; \
 	caught=$$(grep -c 'PLANTED .* caught' .services/planted.log); missed=$$(grep -cE 'PLANTED .* (missed|neither)' .services/planted.log); \
 	echo "planted=$$((caught + missed)) caught=$$caught"; exit $$status
+
+## linear: 600 histories of concurrent clients, lost answers and expiries on each lease driver, checked for linearizability
+linear: services
+	UNECHO_REQUIRE_SERVICES=1 UNECHO_HISTORIES=600 go test -count=1 -v -timeout 20m -run Linear ./internal/linear
 
 ## walk: print the way of one message through relay, broker and handler
 walk:

@@ -21,7 +21,7 @@ type RunOptions struct {
 	// (a Kafka partition) never do. Defaults to 16.
 	Concurrency int
 	// MaxInFlight is how many deliveries may be received and not settled,
-	// beside the source's own bound. Defaults to 1024, at least Concurrency.
+	// beside the source's own bound. Defaults to 4096, at least Concurrency.
 	MaxInFlight int
 	// MaxAttempts is after how many failures of the handler a message goes to
 	// the dead letters. Outages, unknown commits, messages in progress
@@ -121,7 +121,7 @@ func (r *runner) defaults() {
 		r.o.Concurrency = 16
 	}
 	if r.o.MaxInFlight <= 0 {
-		r.o.MaxInFlight = 1024
+		r.o.MaxInFlight = 4096
 	}
 	r.o.MaxInFlight = max(r.o.MaxInFlight, r.o.Concurrency)
 	if r.o.MaxAttempts == 0 {

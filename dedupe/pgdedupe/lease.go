@@ -40,6 +40,15 @@ func NewLeaseStore(pool *pgxpool.Pool, o *LeaseOptions) dedupe.Store[*dedupe.Lea
 	return dedupe.NewLeaseStore(newLeaseDriver(pool, &o.Options), &o.Lease)
 }
 
+// NewLeaseDriver returns the driver behind [NewLeaseStore], for those who build
+// on it. o may be nil. It panics as NewLeaseStore does.
+func NewLeaseDriver(pool *pgxpool.Pool, o *Options) dedupe.LeaseDriver {
+	if pool == nil {
+		panic("pgdedupe: NewLeaseDriver: the pool is nil")
+	}
+	return newLeaseDriver(pool, o)
+}
+
 // leaseDriver implements dedupe.LeaseDriver.
 type leaseDriver struct {
 	d   *driver // for conflicts, and the readable parts of a key
