@@ -68,6 +68,8 @@ func Cases() []Case {
 		{"a parked head can be dropped", droppedHead},
 		{"a parked head can be passed", skippedHead},
 		{"a passed row comes back to its place", requeuedInPlace},
+		{"a passed row comes back in front of a parked one", requeuedBeforeParked},
+		{"a row goes with its head", goesWithItsHead},
 		{"B06 a key of any length keeps its order", longKeys},
 		{"an empty key is a key", emptyKey},
 		{"a refused row is parked when its attempts are spent", attemptsSpent},
