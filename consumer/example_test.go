@@ -137,3 +137,20 @@ func ExampleClassify() {
 	// unavailable
 	// true
 }
+
+// A producer that encodes an event anew when it sends it again makes no
+// conflict of it.
+func ExampleJSONContent() {
+	h := consumer.Wrap("billing", memdedupe.NewStore(nil), func(_ context.Context, _ *memdedupe.Tx, m *envelope.Message) error {
+		fmt.Println("billed", string(m.Body))
+		return nil
+	}, &consumer.Options{Extractor: envelope.FromHeader("order-id", "/shop"), Content: consumer.JSONContent})
+	for _, body := range []string{`{"cents":1,"to":"a"}`, `{"to": "a", "cents": 1}`} {
+		m := &envelope.Message{Topic: "orders", Body: []byte(body), Header: envelope.Header{{Name: "order-id", Value: []byte("42")}}}
+		fmt.Println(h.Handle(context.Background(), m))
+	}
+	// Output:
+	// billed {"cents":1,"to":"a"}
+	// <nil>
+	// <nil>
+}

@@ -371,8 +371,7 @@ func TestStoppingReturnsWhatHasNotStarted(t *testing.T) {
 		b := start(t, src, nil, func(context.Context, *envelope.Message) error { <-release; return nil })
 		stopping := make(chan struct{})
 		for i := range 3 {
-			d := src.deliver("l", fmt.Sprint("p", i))
-			d.Stopping = stopping
+			src.feed <- &brokers.Delivery{Message: &envelope.Message{Position: fmt.Sprint("p", i)}, Lane: "l", Stopping: stopping}
 		}
 		synctest.Wait()
 		close(stopping)

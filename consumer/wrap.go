@@ -16,6 +16,10 @@ type Options struct {
 	// Tenant is part of every key. It is a setting, because a tenant that a
 	// payload names is one that any producer can name. Defaults to none.
 	Tenant string
+	// Content says what of a message makes its meaning. Defaults to
+	// RawContent. Changing it makes a conflict of every redelivery of an event
+	// that was done before.
+	Content Content
 	// Retain is how long a key is kept after it is done. It must outlast
 	// every redelivery that the broker can still make and every replay that
 	// you will ask for. Defaults to dedupe.DefaultRetain.
@@ -52,6 +56,9 @@ func Wrap[S any](name string, st dedupe.Store[S], h func(ctx context.Context, sc
 	}
 	if w.Extractor == nil {
 		w.Extractor = envelope.CloudEvents()
+	}
+	if w.Content == nil {
+		w.Content = RawContent
 	}
 	// The type parameter ends here: everything around a handler is the same
 	// for every kind of scope.
@@ -105,10 +112,7 @@ func (w *wrapped) identify(raw *envelope.Message) (dedupe.Claim, *envelope.Messa
 	if err := key.Validate(); err != nil {
 		return dedupe.Claim{}, nil, err
 	}
-	// A tombstone and an empty payload have one fingerprint: not every broker
-	// can tell them apart, and a copy must not become a conflict on its way
-	// through one that cannot.
-	fp := dedupe.Fingerprint(key, []byte(m.Type), m.Body)
+	fp := dedupe.Fingerprint(key, w.Content(m)...)
 	return dedupe.Claim{Key: key, Fingerprint: fp, Retain: w.Retain}, m, nil
 }
 

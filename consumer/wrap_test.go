@@ -61,6 +61,32 @@ func TestWrapRunsOnceForEachEvent(t *testing.T) {
 	}
 }
 
+// B14: what counts as the same content is the user's choice, and a changed
+// amount is a conflict in each of them but the one that looks at nothing.
+func TestB14ContentDecidesAboutConflicts(t *testing.T) {
+	first, reordered, changed := `{"a":1,"b":2}`, ` {"b":2, "a":1}`, `{"a":1,"b":3}`
+	for name, c := range map[string]struct {
+		content            Content
+		reordered, changed dedupe.Outcome
+	}{
+		"raw":  {nil, dedupe.Conflict, dedupe.Conflict},
+		"json": {JSONContent, dedupe.Duplicate, dedupe.Conflict},
+		"none": {NoContent, dedupe.Duplicate, dedupe.Duplicate},
+	} {
+		h := Wrap("c", memdedupe.NewStore(nil), func(context.Context, *memdedupe.Tx, *envelope.Message) error { return nil }, &Options{Content: c.content})
+		o := &outcomes{}
+		for _, body := range []string{first, first, reordered, changed} {
+			if err := h.Handle(withObserver(t.Context(), o), raw(t, "1", body)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := []dedupe.Outcome{dedupe.Processed, dedupe.Duplicate, c.reordered, c.changed}
+		if !slices.Equal(o.seen, want) {
+			t.Errorf("%s: %v, want %v", name, o.seen, want)
+		}
+	}
+}
+
 // B05: two consumers of one event on one store both process it.
 func TestB05ConsumersAreApart(t *testing.T) {
 	st, runs := memdedupe.NewStore(nil), 0

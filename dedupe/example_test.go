@@ -69,3 +69,14 @@ func ExampleDerive() {
 	// e52b1b63-2c46-8373-b0a9-41cf9089634b
 	// false
 }
+
+// The order of members and the space between them make no difference, the
+// literal of a number does.
+func ExampleCanonicalJSON() {
+	form := func(doc string) string { c, _ := dedupe.CanonicalJSON([]byte(doc)); return string(c) }
+	fmt.Println(form(`{"a":1,"b":2}`) == form(`{ "b": 2, "a": 1 }`))
+	fmt.Println(form(`{"a":100}`) == form(`{"a":1e2}`))
+	// Output:
+	// true
+	// false
+}
