@@ -251,36 +251,90 @@ func skippedHead(t testing.TB, f Fixture) {
 	}
 }
 
-// a1 is passed by a2, which is then refused and has to wait. Requeued, a1 goes
-// in front of it again.
+// a1 is passed by a2, which is then held. Requeued, a1 goes in front of it
+// again, and while it cannot go a2 may not, although that is due.
 func requeuedInPlace(t testing.TB, f Fixture) {
+	b := rejecting("a1")
+	o := quick()
+	o.SkipParked, o.MaxBackoff = true, time.Second
+	r := outbox.NewRelay(f.Store(t), b, o)
+	commit(t, f, Event("a1", "a"))
+	drain(t, r)
+	b.SetAnswer(func(m *envelope.Message) error { return errRefused })
+	commit(t, f, Event("a2", "a"), Event("a3", "a"))
+	drain(t, r)
+	requeueOne(t, f)
+	b.SetAnswer(func(m *envelope.Message) error {
+		if m.ID == "a1" {
+			return brokers.ErrNoRoute // for longer than a2 has to wait
+		}
+		return nil
+	})
+	waitFor(t, "a1 to be tried again", func() bool { n, err := r.Step(context.Background()); return n == 3 && err == nil })
+	for range 5 {
+		if _, err := r.Step(context.Background()); err != nil {
+			t.Fatalf("step: %v", err)
+		}
+	}
+	expect(t, b)
+	b.SetAnswer(nil)
+	commit(t, f, Event("a4", "a"))
+	until(t, r, "all", func() bool { return len(b.IDs()) == 4 })
+	expect(t, b, "a1", "a2", "a3", "a4")
+}
+
+// requeueOne requeues the one row that is parked.
+func requeueOne(t testing.TB, f Fixture) {
+	t.Helper()
+	ps := parkedRows(t, f)
+	if len(ps) != 1 {
+		t.Fatalf("parked: %+v, want one row", ps)
+	}
+	if ok, err := f.Store(t).(outbox.Parker).Requeue(context.Background(), ps[0].ID); err != nil || !ok {
+		t.Fatalf("requeue: %v, %v", ok, err)
+	}
+}
+
+// a1 is parked so that others pass it, and a2 by a relay with the other policy.
+// When a1 comes back it goes, and a2 stays parked.
+func requeuedBeforeParked(t testing.TB, f Fixture) {
 	b := rejecting("a1")
 	o := quick()
 	o.SkipParked = true
 	r := outbox.NewRelay(f.Store(t), b, o)
 	commit(t, f, Event("a1", "a"))
 	drain(t, r)
-	ps := parkedRows(t, f)
-	b.SetAnswer(func(m *envelope.Message) error { return errRefused })
-	commit(t, f, Event("a2", "a"), Event("a3", "a"))
-	if _, err := r.Step(context.Background()); err != nil || len(ps) != 1 {
-		t.Fatalf("step: %v, parked: %+v", err, ps)
-	}
-	if ok, err := f.Store(t).(outbox.Parker).Requeue(context.Background(), ps[0].ID); err != nil || !ok {
+	first := parkedRows(t, f)
+	stop(t, r)
+	b.SetAnswer(func(*envelope.Message) error { return brokers.ErrRejected })
+	r = outbox.NewRelay(f.Store(t), b, quick())
+	commit(t, f, Event("a2", "a"))
+	drain(t, r)
+	b.SetAnswer(nil)
+	if ok, err := f.Store(t).(outbox.Parker).Requeue(context.Background(), first[0].ID); err != nil || !ok {
 		t.Fatalf("requeue: %v, %v", ok, err)
 	}
-	b.SetAnswer(func(m *envelope.Message) error {
-		if m.ID == "a1" {
-			return errRefused
-		}
-		return nil
-	})
-	waitFor(t, "another attempt", func() bool { n, err := r.Step(context.Background()); return n > 0 && err == nil })
-	expect(t, b) // a1 is refused, and in front
+	commit(t, f, Event("a3", "a"))
+	drain(t, r)
+	expect(t, b, "a1")
+	requeueOne(t, f)
+	drain(t, r)
+	expect(t, b, "a1", "a2", "a3")
+}
+
+// What is written behind a held row goes in one batch with it.
+func goesWithItsHead(t testing.TB, f Fixture) {
+	b := rejecting("a1")
+	r := outbox.NewRelay(f.Store(t), b, quick())
+	commit(t, f, Event("a1", "a"))
+	drain(t, r)
 	b.SetAnswer(nil)
-	commit(t, f, Event("a4", "a"))
-	until(t, r, "all", func() bool { return len(b.IDs()) == 4 })
-	expect(t, b, "a1", "a2", "a3", "a4")
+	requeueOne(t, f)
+	commit(t, f, Event("a2", "a"))
+	if n, err := r.Step(context.Background()); n != 2 || err != nil {
+		t.Errorf("step: %d rows, %v, want both", n, err)
+	}
+	expect(t, b, "a1", "a2")
 }
 
 // Two keys that no index takes whole, alike but for their last byte.

@@ -14,6 +14,12 @@
 //     cannot go is copied aside, so the position advances whatever happens.
 //   - The epoch is checked by the statement that moves the position, in the
 //     transaction that records everything else about the batch.
+//   - Of the held rows of a topic and key, the first is never marked as waiting.
+//     Only rows that are not are looked at, so what stands behind a parked row
+//     costs nothing. Whoever changes which row is the first holds the lock of
+//     the position.
 //   - Rows are pruned by visibility, never by id.
 //   - No session state: everything works through a pooler in transaction mode.
+//     One that does not know of prepared statements needs a pool that makes
+//     none (pgx.QueryExecModeExec).
 package pgoutbox

@@ -87,12 +87,14 @@ func (s *Store) load(ctx context.Context, l outbox.Lease) error {
 		return nil
 	}
 	p := position{epoch: l.Epoch, loaded: true}
-	var foreign bool
-	err := s.pool.QueryRow(ctx, s.sql.load).Scan(&p.prev, &p.cur, &p.lastID, &foreign)
-	if err != nil {
+	var ours, foreign bool
+	err := s.pool.QueryRow(ctx, s.sql.load, l.Epoch).Scan(&ours, &p.prev, &p.cur, &p.lastID, &foreign)
+	switch {
+	case err != nil:
 		return fmt.Errorf("pgoutbox: read the position: %w", err)
-	}
-	if foreign {
+	case !ours: // it would be published, and could not be settled
+		return outbox.ErrFenced
+	case foreign:
 		return fmt.Errorf("%w: was this database restored from a dump? Stop all relays and writers and call Rebase", ErrRestored)
 	}
 	s.pos = p

@@ -42,7 +42,7 @@ func statements(n names) sqlTexts {
 			where shard = 0 and lease_until < clock_timestamp() returning epoch`),
 		renew:   fill(`update SHARD set lease_until = clock_timestamp() + $2::interval where shard = 0 and epoch = $1`),
 		release: fill(`update SHARD set lease_until = '-infinity' where shard = 0 and epoch = $1`),
-		load: fill(`select prev::text, coalesce(cur::text, ''), last_id,
+		load: fill(`select epoch = $1, prev::text, coalesce(cur::text, ''), last_id,
 				pg_snapshot_xmax(prev) > pg_snapshot_xmax(pg_current_snapshot())
 				or exists (select 1 from OUTBOX where shard = 0 and xid >= pg_snapshot_xmax(pg_current_snapshot()))
 			from SHARD where shard = 0`),
