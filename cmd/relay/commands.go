@@ -8,20 +8,25 @@ import (
 	"io"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"text/tabwriter"
+	"time"
+	"unicode"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/unecho/unecho/dedupe/pgdedupe"
+	"github.com/unecho/unecho/internal/migrate"
 	"github.com/unecho/unecho/outbox"
 	"github.com/unecho/unecho/outbox/pgoutbox"
 )
 
 // rootCommand builds the command tree. environ is the process's environment.
 func rootCommand(environ []string) *cobra.Command {
-	root := &cobra.Command{Use: "relay", Short: "Publish a transactional outbox to Kafka or NATS",
-		SilenceUsage: true, SilenceErrors: true}
+	root := &cobra.Command{Use: "relay", Short: "Publish a transactional outbox to Kafka or NATS", Long: longHelp(),
+		Version: version(), SilenceUsage: true, SilenceErrors: true, Args: noSuchCommand, RunE: whichCommand}
+	root.CompletionOptions.DisableDefaultCmd = true
 	addFlags(root.PersistentFlags())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	with := func(f func(cmd *cobra.Command, c *config, args []string) error) func(*cobra.Command, []string) error {
@@ -43,6 +48,35 @@ func rootCommand(environ []string) *cobra.Command {
 		}},
 	)
 	return root
+}
+
+// longHelp says what the list of flags does not.
+func longHelp() string {
+	var b strings.Builder
+	b.WriteString("Publish a transactional outbox to Kafka or NATS.\n\n" +
+		"Settings come from a YAML file (--config), from environment variables, and from flags, the later ones\n" +
+		"winning. The key relay.max_poll is relay: {max_poll: ...} in the file, " + setting{key: "relay.max_poll"}.envName() + " in\n" +
+		"the environment and --relay-max-poll as a flag. An empty variable counts as not set.\n\nThere is no flag for a secret:\n")
+	for _, s := range settings {
+		if s.secret {
+			fmt.Fprintf(&b, "  %s, %s: %s\n", s.key, s.envName(), s.help)
+		}
+	}
+	b.WriteString("\nExit codes: 0 success, 1 something failed, 2 the command line or the configuration makes no sense.")
+	return b.String()
+}
+
+// noSuchCommand and whichCommand answer for a command that only has others
+// below it.
+func noSuchCommand(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return &usageError{fmt.Errorf("there is no command %q; see %s --help", args[0], cmd.CommandPath())}
+	}
+	return nil
+}
+
+func whichCommand(cmd *cobra.Command, _ []string) error {
+	return &usageError{fmt.Errorf("which command? See %s --help", cmd.CommandPath())}
 }
 
 func noArgs(cmd *cobra.Command, args []string) error {
@@ -128,21 +162,39 @@ func migrateCommand(with withConfig) *cobra.Command {
 	return cmd
 }
 
+// connectTimeout bounds a connection attempt unless the URL does.
+const connectTimeout = 10 * time.Second
+
 func connect(ctx context.Context, c *config) (*pgxpool.Pool, error) {
-	cfg, err := pgxpool.ParseConfig(c.Database.URL)
+	text, key, err := c.databaseURL()
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := pgxpool.ParseConfig(text)
 	if err != nil {
 		// pgx's own text masks a password it can find, but not one in a
 		// malformed URL.
-		return nil, &usageError{errors.New("configuration: database.url is not a valid PostgreSQL URL or DSN")}
+		return nil, &usageError{fmt.Errorf("configuration: %w", c.wrong(key, errors.New("it is not a valid PostgreSQL URL or DSN")))}
 	}
 	if cfg.ConnConfig.RuntimeParams["application_name"] == "" {
 		cfg.ConnConfig.RuntimeParams["application_name"] = "unecho-relay"
+	}
+	if cfg.ConnConfig.ConnectTimeout == 0 {
+		cfg.ConnConfig.ConnectTimeout = connectTimeout
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the database: %w", err)
 	}
 	return pool, nil
+}
+
+// hint adds what to do to an error about the version of the tables.
+func hint(err error) error {
+	if errors.Is(err, migrate.ErrOld) {
+		return fmt.Errorf("%w: run `relay migrate`", err)
+	}
+	return err
 }
 
 // parker runs f on the store.
@@ -153,16 +205,26 @@ func parker(f func(cmd *cobra.Command, p outbox.Parker, args []string) error) fu
 			return err
 		}
 		defer pool.Close()
-		return f(cmd, pgoutbox.NewStore(pool, &pgoutbox.Options{Schema: c.Database.Schema}), args)
+		o := &pgoutbox.Options{Schema: c.Database.Schema}
+		if err := pgoutbox.Validate(cmd.Context(), pool, o); err != nil {
+			return hint(err)
+		}
+		return f(cmd, pgoutbox.NewStore(pool, o), args)
 	}
 }
 
 func parkedCommand(with withConfig) *cobra.Command {
-	parked := &cobra.Command{Use: "parked", Short: "Rows that were given up: list, requeue or drop them"}
+	parked := &cobra.Command{Use: "parked", Short: "Rows that were given up: list, requeue or drop them", Args: noSuchCommand, RunE: whichCommand}
 	var asJSON bool
 	var after int64
 	var limit int
-	list := &cobra.Command{Use: "list", Short: "List parked rows, without their payloads", Args: noArgs,
+	args := func(cmd *cobra.Command, args []string) error {
+		if limit < 1 {
+			return &usageError{fmt.Errorf("--limit is %d, it must be 1 or more", limit)}
+		}
+		return noArgs(cmd, args)
+	}
+	list := &cobra.Command{Use: "list", Short: "List parked rows, without their payloads", Args: args,
 		RunE: with(parker(func(cmd *cobra.Command, p outbox.Parker, _ []string) error {
 			rows, err := p.Parked(cmd.Context(), after, limit)
 			if err != nil {
@@ -228,7 +290,18 @@ func printParked(w io.Writer, rows []outbox.Parked, asJSON bool) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "ID\tTOPIC\tTYPE\tATTEMPTS\tBYTES\tREASON")
 	for _, r := range rows {
-		fmt.Fprintf(t, "%d\t%s\t%s\t%d\t%d\t%s\n", r.ID, r.Topic, r.Type, r.Attempts, r.Size, r.Reason)
+		fmt.Fprintf(t, "%d\t%s\t%s\t%d\t%d\t%s\n", r.ID, printable(r.Topic), printable(r.Type), r.Attempts, r.Size, printable(r.Reason))
 	}
 	return t.Flush()
+}
+
+// printable keeps a row that somebody else has written from talking to the
+// terminal.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
 }

@@ -3,17 +3,17 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/go-viper/mapstructure/v2"
-	"github.com/knadh/koanf/parsers/yaml"
 	"github.com/knadh/koanf/providers/confmap"
-	"github.com/knadh/koanf/providers/file"
 	"github.com/knadh/koanf/v2"
 	"github.com/spf13/pflag"
+
+	"github.com/unecho/unecho/internal/migrate"
 )
 
 // config is what the file holds.
@@ -42,6 +42,7 @@ type config struct {
 		MaxBackoff     time.Duration `koanf:"max_backoff"`
 		OnParked       string        `koanf:"on_parked"`
 		PublishTimeout time.Duration `koanf:"publish_timeout"`
+		StoreTimeout   time.Duration `koanf:"store_timeout"`
 		Poll           time.Duration `koanf:"poll"`
 		MaxPoll        time.Duration `koanf:"max_poll"`
 		Grace          time.Duration `koanf:"grace"`
@@ -51,207 +52,118 @@ type config struct {
 		Level  string `koanf:"level"`
 		Format string `koanf:"format"`
 	} `koanf:"log"`
-}
 
-// setting is one key of the configuration.
-type setting struct {
-	key, def, help string
-	list, secret   bool
-}
-
-// settings are all keys, with their defaults and what --help says.
-var settings = []setting{
-	{key: "database.url", help: "PostgreSQL URL", secret: true},
-	{key: "database.url_file", help: "file that holds the PostgreSQL URL"},
-	{key: "database.schema", help: "schema of the outbox; empty is the search_path"},
-	{key: "broker", help: "kafka or nats"},
-	{key: "kafka.brokers", help: "addresses of Kafka brokers, comma-separated", list: true},
-	{key: "kafka.max_message_bytes", def: "1048588", help: "the broker's message.max.bytes"},
-	{key: "nats.url", help: "NATS URL"},
-	{key: "nats.credentials_file", help: "NATS credentials file"},
-	{key: "mode", def: "binary", help: "how CloudEvents are written: binary or structured"},
-	{key: "relay.batch", def: "500", help: "rows published at once"},
-	{key: "relay.lease", def: "3s", help: "how long a dead relay blocks the others"},
-	{key: "relay.max_attempts", def: "10", help: "refusals by the broker after which a row is parked; -1 is no limit"},
-	{key: "relay.backoff", def: "500ms", help: "wait before a refused row is tried again, doubled each time"},
-	{key: "relay.max_backoff", def: "1m", help: "the longest such wait"},
-	{key: "relay.on_parked", def: "block", help: "later rows of a parked row's key: block or skip"},
-	{key: "relay.publish_timeout", def: "10s", help: "bound on the publish of one batch"},
-	{key: "relay.poll", def: "10ms", help: "shortest wait between looks at an empty outbox"},
-	{key: "relay.max_poll", def: "500ms", help: "longest wait between looks at an empty outbox"},
-	{key: "relay.grace", def: "10s", help: "time to finish the batch in hand after SIGTERM"},
-	{key: "relay.retain", def: "24h", help: "how long sent rows are kept; -1s is for ever"},
-	{key: "log.level", def: "info", help: "debug, info, warn or error"},
-	{key: "log.format", def: "json", help: "json or text"},
-}
-
-// flagName is the flag of a key: kafka.max_message_bytes is
-// --kafka-max-message-bytes.
-func (s setting) flagName() string { return strings.NewReplacer(".", "-", "_", "-").Replace(s.key) }
-
-// envName is the variable of a key: kafka.max_message_bytes is
-// UNECHO_RELAY_KAFKA_MAX_MESSAGE_BYTES.
-func (s setting) envName() string {
-	return envPrefix + strings.ToUpper(strings.ReplaceAll(s.key, ".", "_"))
-}
-
-const envPrefix = "UNECHO_RELAY_"
-
-// addFlags declares a flag for every key that is no secret, and --config.
-func addFlags(fs *pflag.FlagSet) {
-	fs.String("config", "", "YAML file with the settings; also "+envPrefix+"CONFIG")
-	for _, s := range settings {
-		if s.secret {
-			continue
-		}
-		help := s.help
-		if s.def != "" {
-			help += " (default " + s.def + ")"
-		}
-		fs.String(s.flagName(), "", help)
-	}
+	set map[string]given
 }
 
 // load reads the configuration: defaults, file, environment, flags.
 func load(fs *pflag.FlagSet, environ []string) (*config, error) {
-	k := koanf.New(".")
-	env := lookup(environ)
-	path, _ := fs.GetString("config")
-	if path == "" {
-		path = env["CONFIG"]
-	}
-	layers := []func() error{
-		func() error { return k.Load(confmap.Provider(defaults(), "."), nil) },
-		func() error { return loadFile(k, path) },
-		func() error { return loadEnv(k, env) },
-		func() error { return loadFlags(k, fs) },
-	}
-	for _, layer := range layers {
-		if err := layer(); err != nil {
-			return nil, &usageError{fmt.Errorf("configuration: %w", err)}
-		}
-	}
-	c := &config{}
-	err := k.UnmarshalWithConf("", c, koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{
-		Result: c, TagName: "koanf", WeaklyTypedInput: true, ErrorUnused: true,
-		DecodeHook: mapstructure.ComposeDecodeHookFunc(mapstructure.StringToTimeDurationHookFunc(), mapstructure.StringToSliceHookFunc(",")),
-	}})
+	set, err := collect(fs, environ)
 	if err == nil {
-		err = c.check()
+		var c *config
+		if c, err = decode(set); err == nil {
+			return c, nil
+		}
 	}
-	if err != nil {
-		return nil, &usageError{fmt.Errorf("configuration: %w", err)}
-	}
-	return c, nil
+	return nil, &usageError{fmt.Errorf("configuration: %w", err)}
 }
 
-func defaults() map[string]any {
-	m := make(map[string]any)
+// decode makes a config of what was given for each key.
+func decode(set map[string]given) (*config, error) {
+	values := make(map[string]any)
 	for _, s := range settings {
-		if s.def != "" {
-			m[s.key] = s.def
-		}
-	}
-	return m
-}
-
-func loadFile(k *koanf.Koanf, path string) error {
-	if path == "" {
-		return nil
-	}
-	if err := k.Load(file.Provider(path), yaml.Parser()); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	return nil
-}
-
-// lookup returns our variables without their prefix.
-func lookup(environ []string) map[string]string {
-	m := make(map[string]string)
-	for _, e := range environ {
-		if name, v, ok := strings.Cut(e, "="); ok && strings.HasPrefix(name, envPrefix) {
-			m[strings.TrimPrefix(name, envPrefix)] = v
-		}
-	}
-	return m
-}
-
-// loadEnv takes the variables, and refuses one that is no setting: a name with
-// a slip would otherwise be a setting that does nothing.
-func loadEnv(k *koanf.Koanf, env map[string]string) error {
-	for name, v := range env {
-		if name == "CONFIG" {
+		g, ok := set[s.key]
+		if !ok {
 			continue
 		}
-		i := slices.IndexFunc(settings, func(s setting) bool { return s.envName() == envPrefix+name })
-		if i < 0 {
-			return fmt.Errorf("there is no setting for the environment variable %s%s", envPrefix, name)
-		}
-		if err := k.Set(settings[i].key, v); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func loadFlags(k *koanf.Koanf, fs *pflag.FlagSet) error {
-	for _, s := range settings {
-		f := fs.Lookup(s.flagName())
-		if f == nil || !f.Changed {
-			continue
-		}
-		if err := k.Set(s.key, f.Value.String()); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// check completes the configuration and says what is wrong with it.
-func (c *config) check() error {
-	if c.Database.URL == "" && c.Database.URLFile != "" {
-		b, err := os.ReadFile(c.Database.URLFile)
+		v, err := s.parse(g.value)
 		if err != nil {
-			return fmt.Errorf("database.url_file: %w", err)
+			return nil, fmt.Errorf("%s (%s): %w", s.key, g.source, err)
 		}
-		c.Database.URL = strings.TrimSpace(string(b))
+		values[s.key] = v
 	}
-	if c.Database.URL == "" {
-		return fmt.Errorf("database.url is not set (or database.url_file, or %s)", setting{key: "database.url"}.envName())
+	k := koanf.New(".")
+	if err := k.Load(confmap.Provider(values, "."), nil); err != nil {
+		return nil, err
 	}
-	for _, choice := range []struct {
-		key, value string
-		allowed    []string
-	}{
-		{"mode", c.Mode, []string{"binary", "structured"}},
-		{"relay.on_parked", c.Relay.OnParked, []string{"block", "skip"}},
-		{"log.level", c.Log.Level, []string{"debug", "info", "warn", "error"}},
-		{"log.format", c.Log.Format, []string{"json", "text"}},
-	} {
-		if !slices.Contains(choice.allowed, choice.value) {
-			return fmt.Errorf("%s is %q, it must be one of %s", choice.key, choice.value, strings.Join(choice.allowed, ", "))
+	c := &config{set: set}
+	err := k.UnmarshalWithConf("", c, koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{Result: c, TagName: "koanf", ErrorUnused: true}})
+	if err != nil {
+		return nil, err
+	}
+	return c, c.check()
+}
+
+// check says what is wrong with values that each are of the right kind.
+func (c *config) check() error {
+	if c.Database.Schema != "" {
+		if err := migrate.CheckName(c.Database.Schema); err != nil {
+			return c.wrong("database.schema", err)
+		}
+	}
+	for part := range strings.SplitSeq(c.NATS.URL, ",") {
+		if part = strings.TrimSpace(part); !strings.Contains(part, "://") {
+			part = "nats://" + part
+		}
+		u, err := url.Parse(part)
+		if err != nil {
+			return c.wrong("nats.url", errors.New("it is not a URL")) // whose text may hold a password
+		}
+		if _, secret := u.User.Password(); secret && c.set["nats.url"].layer == layerFlag {
+			return c.wrong("nats.url", errors.New("every user of this machine can read a password in a flag; use the file, the environment or nats.credentials_file"))
 		}
 	}
 	return nil
+}
+
+// wrong is an error about the value of a key.
+func (c *config) wrong(key string, err error) error {
+	return fmt.Errorf("%s (%s): %w", key, c.set[key].source, err)
+}
+
+// databaseURL returns the URL, from the later layer if both the URL and the
+// file that holds it were given.
+func (c *config) databaseURL() (text, key string, err error) {
+	u, f := c.set["database.url"], c.set["database.url_file"]
+	switch {
+	case c.Database.URL != "" && c.Database.URLFile != "" && u.layer == f.layer:
+		err = fmt.Errorf("database.url and database.url_file are both set (%s, %s)", u.source, f.source)
+	case c.Database.URL != "" && (c.Database.URLFile == "" || u.layer > f.layer):
+		return c.Database.URL, "database.url", nil
+	case c.Database.URLFile != "":
+		b, readErr := os.ReadFile(c.Database.URLFile)
+		text, err = strings.TrimSpace(string(b)), readErr
+		if err == nil && text == "" {
+			err = errors.New("the file is empty")
+		}
+		if err == nil {
+			return text, "database.url_file", nil
+		}
+		err = c.wrong("database.url_file", err)
+	default:
+		err = fmt.Errorf("database.url is not set; set it in the file, by %s, or by database.url_file", setting{key: "database.url"}.envName())
+	}
+	return "", "", &usageError{fmt.Errorf("configuration: %w", err)}
 }
 
 // checkBroker says whether the broker is named, which only run needs.
 func (c *config) checkBroker() error {
-	var err error
+	missing := ""
 	switch c.Broker {
+	case "":
+		missing = "broker"
 	case "kafka":
 		if len(c.Kafka.Brokers) == 0 {
-			err = errors.New("kafka.brokers is not set")
+			missing = "kafka.brokers"
 		}
 	case "nats":
 		if c.NATS.URL == "" {
-			err = errors.New("nats.url is not set")
+			missing = "nats.url"
 		}
-	default:
-		err = fmt.Errorf("broker is %q, it must be kafka or nats", c.Broker)
 	}
-	if err != nil {
-		return &usageError{fmt.Errorf("configuration: %w", err)}
+	if missing == "" {
+		return nil
 	}
-	return nil
+	s := setting{key: missing}
+	return &usageError{fmt.Errorf("configuration: %s is not set; set it in the file, by %s or by --%s", missing, s.envName(), s.flagName())}
 }

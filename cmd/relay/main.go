@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -24,12 +25,21 @@ func main() {
 	// meaning back: a second one ends the process at once.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
-	cmd := rootCommand(os.Environ())
-	cmd.SetArgs(os.Args[1:])
-	if err := cmd.ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "relay:", err)
-		os.Exit(exitCode(err))
+	os.Exit(execute(ctx, os.Environ(), os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// execute runs a command line and returns the exit code.
+func execute(ctx context.Context, environ, args []string, stdout, stderr io.Writer) int {
+	cmd := rootCommand(environ)
+	cmd.SetArgs(args)
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	err := cmd.ExecuteContext(ctx)
+	if err == nil {
+		return 0
 	}
+	fmt.Fprintln(stderr, "relay:", err)
+	return exitCode(err)
 }
 
 // usageError is an error of whoever wrote the command line or the

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"time"
@@ -55,8 +54,8 @@ func run(ctx context.Context, c *config, stderr io.Writer) error {
 func ready(ctx context.Context, log *slog.Logger, pool *pgxpool.Pool, o *pgoutbox.Options) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		err := pgoutbox.Validate(ctx, pool, o)
-		if errors.Is(err, migrate.ErrOld) || errors.Is(err, migrate.ErrNew) || errors.Is(err, migrate.ErrName) {
-			return struct{}{}, backoff.Permanent(fmt.Errorf("%w (relay migrate)", err))
+		if errors.Is(err, migrate.ErrOld) || errors.Is(err, migrate.ErrNew) {
+			return struct{}{}, backoff.Permanent(hint(err))
 		}
 		if err != nil {
 			log.Warn("the database is not ready", "error", err)
@@ -99,7 +98,7 @@ func publisher(c *config) (pub brokers.Publisher, done func(), err error) {
 func (c *config) relayOptions(log *slog.Logger) *outbox.RelayOptions {
 	r := c.Relay
 	return &outbox.RelayOptions{Batch: r.Batch, Lease: r.Lease, MaxAttempts: r.MaxAttempts, Backoff: r.Backoff, MaxBackoff: r.MaxBackoff,
-		SkipParked: r.OnParked == "skip", Poll: r.Poll, MaxPoll: r.MaxPoll, PublishTimeout: r.PublishTimeout, Grace: r.Grace, Retain: r.Retain,
+		SkipParked: r.OnParked == "skip", Poll: r.Poll, MaxPoll: r.MaxPoll, PublishTimeout: r.PublishTimeout, StoreTimeout: r.StoreTimeout, Grace: r.Grace, Retain: r.Retain,
 		Observer: observer{log}}
 }
 
