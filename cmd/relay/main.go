@@ -38,7 +38,7 @@ func execute(ctx context.Context, environ, args []string, stdout, stderr io.Writ
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintln(stderr, "relay:", err)
+	_, _ = fmt.Fprintln(stderr, "relay:", err)
 	return exitCode(err)
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -377,8 +378,8 @@ func TestSecondTermEndsAtOnce(t *testing.T) {
 	}
 	relay.Signal(syscall.SIGTERM)
 	err = relay.Wait(5 * time.Second)
-	exit, ok := err.(*exec.ExitError)
-	if !ok || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
 		t.Errorf("the second SIGTERM: %v", err)
 	}
 }
@@ -413,8 +414,8 @@ func TestRunWithoutTables(t *testing.T) {
 	d := openDB(t)
 	relay := start(t, d.env("UNECHO_RELAY_BROKER=nats", "UNECHO_RELAY_NATS_URL=nats://127.0.0.1:1"), "run")
 	err := relay.Wait(10 * time.Second)
-	exit, ok := err.(*exec.ExitError)
-	if !ok || exit.ExitCode() != 1 || !strings.Contains(relay.Output(), "relay migrate") {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(relay.Output(), "relay migrate") {
 		t.Errorf("%v\n%s", err, relay.Output())
 	}
 }
