@@ -16,7 +16,13 @@
 //     to keep.
 //   - Only the holder of the newest epoch settles. A relay that was stopped and
 //     goes on later may publish rows again, and cannot record anything.
-//   - An outage spends nobody's attempts and moves nothing aside.
+//   - An outage spends nobody's attempts and moves nothing aside. One that lasts
+//     costs the lease between two tries: another relay may reach the broker.
+//   - A batch is bounded in rows and in bytes, and held rows never fill it while
+//     others wait. A row that cannot be read is parked like one that is refused.
 //   - The lease is judged by the store's clock; a relay counts from before it
 //     asked, so it believes to hold the lease for a shorter time than it does.
+//     It renews the lease while it reads and publishes, and stops before the end.
+//   - Every call of the store and of the broker has a deadline. What was
+//     acknowledged is recorded even when the relay is told to stop.
 package outbox

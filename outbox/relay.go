@@ -46,8 +46,8 @@ type RelayOptions struct {
 	// context is done. A publish under way has three quarters of it; the rest
 	// is for recording the answers. Defaults to 10 s.
 	Grace time.Duration
-	// Retain is how long sent rows are kept, if the store can prune. Defaults
-	// to 24 h; -1 keeps them for ever.
+	// Retain is how long rows that were sent are kept, from when they were
+	// written, if the store can prune. Defaults to 24 h; -1 keeps them for ever.
 	Retain time.Duration
 	// Observer is told what happens. Defaults to none.
 	Observer Observer

@@ -56,7 +56,7 @@ var settings = []setting{
 	{key: "relay.poll", def: "10ms", help: "shortest wait between looks at an empty outbox", kind: duration},
 	{key: "relay.max_poll", def: "500ms", help: "longest wait between looks at an empty outbox; at most a quarter of relay.lease", kind: duration},
 	{key: "relay.grace", def: "10s", help: "time to finish the batch in hand after SIGTERM", kind: duration},
-	{key: "relay.retain", def: "24h", help: "how long sent rows are kept; -1s is for ever", kind: durationOrForever},
+	{key: "relay.retain", def: "24h", help: "how long sent rows are kept, from when they were written; -1s is for ever", kind: durationOrForever},
 	{key: "log.level", def: "info", help: "debug, info, warn or error", oneOf: []string{"debug", "info", "warn", "error"}},
 	{key: "log.format", def: "json", help: "json or text", oneOf: []string{"json", "text"}},
 }

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	_ "github.com/jackc/pgx/v5/stdlib"
-	_ "modernc.org/sqlite"
 
 	"github.com/unecho/unecho/envelope"
 	"github.com/unecho/unecho/internal/testenv"

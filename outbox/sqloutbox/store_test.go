@@ -1,13 +1,13 @@
 package sqloutbox
 
 import (
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
+	"github.com/unecho/unecho/internal/sqlitetest"
 	"github.com/unecho/unecho/outbox"
 	"github.com/unecho/unecho/outbox/outboxtest"
 )
@@ -16,7 +16,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func openSQLite(t testing.TB) *fixture {
 	t.Helper()
-	db := open(t, "sqlite", "file:"+filepath.Join(t.TempDir(), "o.db")+"?_pragma=journal_mode(wal)&_pragma=busy_timeout(5000)&_txlock=immediate")
+	db := sqlitetest.Open(t)
 	if err := Migrate(t.Context(), db); err != nil {
 		t.Fatal(err)
 	}
