@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"log"
 	"os"
 	"path/filepath"
 
@@ -18,145 +17,167 @@ import (
 	"github.com/unecho/unecho/outbox/sqloutbox"
 )
 
-// open returns a database with an outbox, and a function that removes it.
-func open() (*sql.DB, func()) {
-	dir, err := os.MkdirTemp("", "outbox-example-")
+// open returns a database with an outbox, and its end.
+func open(ctx context.Context) (db *sql.DB, end func()) {
+	dir, err := os.MkdirTemp("", "example")
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
-	db, err := sql.Open("sqlite", "file:"+filepath.Join(dir, "shop.db")+"?_pragma=journal_mode(wal)&_pragma=busy_timeout(5000)&_txlock=immediate")
+	db, err = sql.Open("sqlite", "file:"+filepath.Join(dir, "shop.db")+"?_pragma=journal_mode(wal)&_pragma=busy_timeout(5000)&_txlock=immediate")
+	if err == nil {
+		err = sqloutbox.Migrate(ctx, db)
+	}
 	if err != nil {
-		log.Fatal(err)
-	}
-	if err := sqloutbox.Migrate(context.Background(), db); err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	return db, func() { _ = db.Close(); _ = os.RemoveAll(dir) }
 }
 
-// write adds messages in a transaction of their own.
-func write(db *sql.DB, msgs ...*envelope.Message) {
-	w := sqloutbox.NewWriter(&outbox.WriterOptions{Source: "/shop"})
-	tx, err := db.Begin()
+// place is a business transaction that tells of what it does.
+func place(ctx context.Context, db *sql.DB, w *outbox.Writer[*sql.Tx], order string) error {
+	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
-	if err := errors.Join(w.Write(context.Background(), tx, msgs...), tx.Commit()); err != nil {
-		log.Fatal(err)
+	defer func() { _ = tx.Rollback() }() // does nothing after the commit
+	// Here the order itself is stored.
+	err = w.Write(ctx, tx, &envelope.Message{Type: "order.placed", Topic: "orders", Key: []byte("customer-7"), Body: []byte(order)})
+	if err != nil {
+		return err
 	}
+	if order == "bad" {
+		return errors.New("out of stock") // and nobody is told of the order
+	}
+	return tx.Commit()
 }
 
-func order(id string) *envelope.Message {
-	return &envelope.Message{ID: id, Type: "order.placed", Topic: "orders", Key: []byte("customer-7"), Body: []byte("{}")}
-}
-
-// The event is written in the transaction of the business change: both are
-// there, or neither.
-func ExampleNewWriter() {
-	db, done := open()
-	defer done()
-	if _, err := db.Exec("create table orders (id text primary key)"); err != nil {
-		log.Fatal(err)
-	}
-	w := sqloutbox.NewWriter(&outbox.WriterOptions{Source: "/shop"}) // outbox.NewWriter with an appender for *sql.Tx
-
-	place := func(id string, commit bool) error {
-		tx, err := db.Begin()
-		if err != nil {
-			return err
-		}
-		defer func() { _ = tx.Rollback() }()
-		if _, err := tx.Exec("insert into orders values (?)", id); err != nil {
-			return err
-		}
-		if err := w.Write(context.Background(), tx, order(id)); err != nil || !commit {
-			return err
-		}
-		return tx.Commit()
-	}
-	fmt.Println(place("kept", true), place("rolled back", false))
-	err := w.Write(context.Background(), nil, &envelope.Message{Type: "order.placed"})
-	fmt.Println(errors.Is(err, outbox.ErrInvalidMessage), err)
-
+// An event is written in the transaction of the change that it tells of, and
+// published if that was committed.
+func Example() {
+	ctx := context.Background()
+	db, end := open(ctx)
+	defer end()
 	broker := membroker.New()
 	broker.CreateTopic("orders", 1)
-	n, err := outbox.NewRelay(sqloutbox.NewStore(db), broker.Publisher(), nil).Step(context.Background())
-	fmt.Println(n, err)
-	// Output:
-	// <nil> <nil>
-	// true outbox: invalid message: message 0: the topic is empty
-	// 1 <nil>
-}
 
-// A relay on the outbox of a SQLite database, which publishes to a broker in
-// memory. With PostgreSQL it is pgoutbox.NewStore, with Kafka or NATS
-// kafkabroker.NewPublisher or natsbroker.NewPublisher.
-func ExampleNewRelay() {
-	db, done := open()
-	defer done()
-	broker := membroker.New()
-	broker.CreateTopic("orders", 1)
-	relay := outbox.NewRelay(sqloutbox.NewStore(db), broker.Publisher(), &outbox.RelayOptions{
-		Observer: outbox.ObserverFunc(func(_ context.Context, e outbox.Event) {
-			fmt.Println(e.Step, len(e.Rows)+len(e.Settled))
-		}),
-	})
-	write(db, order("1"), order("2"))
-	n, err := relay.Step(context.Background())
+	w := sqloutbox.NewWriter(&outbox.WriterOptions{Source: "/shop"})
+	for _, order := range []string{"good", "bad"} {
+		fmt.Println(order, place(ctx, db, w, order))
+	}
+	relay := outbox.NewRelay(sqloutbox.NewStore(db), broker.Publisher(), nil)
+	n, err := relay.Step(ctx)
 	fmt.Println(n, err, broker.Len("orders"))
 	// Output:
-	// lease 0
-	// read 2
-	// publish 2
-	// settle 2
-	// 2 <nil> 2
+	// good <nil>
+	// bad out of stock
+	// 1 <nil> 1
+}
+
+// A message that no broker could take is refused before it is written.
+func ExampleWriter_Write() {
+	ctx := context.Background()
+	db, end := open(ctx)
+	defer end()
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = tx.Rollback() }()
+	w := sqloutbox.NewWriter(&outbox.WriterOptions{Source: "/shop"})
+	err = w.Write(ctx, tx, &envelope.Message{Type: "order.placed", Topic: "new orders"})
+	fmt.Println(errors.Is(err, outbox.ErrInvalidMessage))
+
+	m := &envelope.Message{Type: "order.placed", Topic: "orders"}
+	err = w.Write(ctx, tx, m)
+	fmt.Println(err, m.Source, len(m.ID)) // what was missing is filled in
+	// Output:
+	// true
+	// <nil> /shop 36
+}
+
+// A relay beside the writers in one process is woken by them, and need not
+// look for new rows often.
+func ExampleRelay_Run() {
+	ctx, stop := context.WithCancel(context.Background())
+	db, end := open(ctx)
+	defer end()
+	broker := membroker.New()
+	broker.CreateTopic("orders", 1)
+	settled := make(chan int)
+	relay := outbox.NewRelay(sqloutbox.NewStore(db), broker.Publisher(), &outbox.RelayOptions{
+		Observer: outbox.ObserverFunc(func(_ context.Context, e outbox.Event) {
+			if e.Step == outbox.StepSettle {
+				settled <- len(e.Settled)
+			}
+		}),
+	})
+	done := make(chan error)
+	go func() { done <- relay.Run(ctx) }()
+
+	w := sqloutbox.NewWriter(&outbox.WriterOptions{Source: "/shop"})
+	if err := place(ctx, db, w, "good"); err != nil {
+		fmt.Println(err)
+	}
+	relay.Wake() // after the commit
+	fmt.Println("settled", <-settled)
+	stop() // on SIGTERM; Run finishes the batch in hand
+	fmt.Println(<-done)
+	// Output:
+	// settled 1
+	// <nil>
+}
+
+// What the broker will never take is parked, and waits for somebody to look.
+func ExampleParker() {
+	ctx := context.Background()
+	db, end := open(ctx)
+	defer end()
+	broker := membroker.New()
+	broker.CreateTopic("orders", 1)
+	broker.SetFaults(membroker.Faults{Publish: func(*envelope.Message) error { return brokers.ErrRejected }})
+	w := sqloutbox.NewWriter(&outbox.WriterOptions{Source: "/shop"})
+	if err := place(ctx, db, w, "good"); err != nil {
+		fmt.Println(err)
+	}
+	store := sqloutbox.NewStore(db)
+	relay := outbox.NewRelay(store, broker.Publisher(), nil)
+	if _, err := relay.Step(ctx); err != nil {
+		fmt.Println(err)
+	}
+	var p outbox.Parker = store
+	rows, err := p.Parked(ctx, 0, 100)
+	for _, row := range rows {
+		fmt.Println(row.Topic, row.Type, row.Reason)
+	}
+	broker.SetFaults(membroker.Faults{}) // it was a mistake in the broker's configuration
+	requeued, err2 := p.Requeue(ctx, rows[0].ID)
+	n, err3 := relay.Step(ctx)
+	fmt.Println(requeued, n, errors.Join(err, err2, err3))
+	// Output:
+	// orders order.placed brokers: the message was rejected
+	// true 1 <nil>
 }
 
 // One step is one batch, with no waiting. An outage spends nobody's attempts
 // and leaves the rows where they are.
 func ExampleRelay_Step() {
-	db, done := open()
-	defer done()
+	ctx := context.Background()
+	db, end := open(ctx)
+	defer end()
 	broker := membroker.New()
 	broker.CreateTopic("orders", 1)
 	relay := outbox.NewRelay(sqloutbox.NewStore(db), broker.Publisher(), nil)
-	write(db, order("1"))
-
+	if err := place(ctx, db, sqloutbox.NewWriter(&outbox.WriterOptions{Source: "/shop"}), "good"); err != nil {
+		fmt.Println(err)
+	}
 	broker.SetFaults(membroker.Faults{Publish: func(*envelope.Message) error { return brokers.ErrUnavailable }})
-	_, err := relay.Step(context.Background())
+	_, err := relay.Step(ctx)
 	fmt.Println(errors.Is(err, brokers.ErrUnavailable), broker.Len("orders"))
 
 	broker.SetFaults(membroker.Faults{})
-	n, err := relay.Step(context.Background())
+	n, err := relay.Step(ctx)
 	fmt.Println(n, err, broker.Len("orders"))
-	n, err = relay.Step(context.Background())
-	fmt.Println(n, err)
 	// Output:
 	// true 0
 	// 1 <nil> 1
-	// 0 <nil>
-}
-
-// Run until the context is done, as a service does; Wake spares the relay in
-// the same process the wait for its next look.
-func ExampleRelay_Run() {
-	db, done := open()
-	defer done()
-	broker := membroker.New()
-	broker.CreateTopic("orders", 1)
-	ctx, stop := context.WithCancel(context.Background())
-	relay := outbox.NewRelay(sqloutbox.NewStore(db), broker.Publisher(), &outbox.RelayOptions{
-		Observer: outbox.ObserverFunc(func(_ context.Context, e outbox.Event) {
-			if e.Step == outbox.StepSettle {
-				stop() // in a service: SIGTERM, see signal.NotifyContext
-			}
-		}),
-	})
-	ended := make(chan error)
-	go func() { ended <- relay.Run(ctx) }()
-
-	write(db, order("1"))
-	relay.Wake()
-	fmt.Println(<-ended, broker.Len("orders"))
-	// Output: <nil> 1
 }

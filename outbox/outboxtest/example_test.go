@@ -5,55 +5,47 @@ import (
 	"database/sql"
 	"testing"
 
+	_ "modernc.org/sqlite"
+
 	"github.com/unecho/unecho/envelope"
-	"github.com/unecho/unecho/internal/sqlitetest"
 	"github.com/unecho/unecho/outbox"
 	"github.com/unecho/unecho/outbox/outboxtest"
 	"github.com/unecho/unecho/outbox/sqloutbox"
 )
 
-// fixture is one empty outbox. If write transactions can be open side by side,
-// it has the methods of outboxtest.Overlapping as well, or nothing is shown of
-// transactions that commit late.
-type fixture struct {
-	db     *sql.DB
-	writer *outbox.Writer[*sql.Tx]
-}
+// fixture is all that a store needs to be tested.
+type fixture struct{ db *sql.DB }
 
-func (f *fixture) Store(testing.TB) outbox.Store { return sqloutbox.NewStore(f.db) }
+func (f fixture) Store(testing.TB) outbox.Store { return sqloutbox.NewStore(f.db) }
 
-func (f *fixture) Begin(t testing.TB) outboxtest.Tx {
-	tx, err := f.db.Begin()
+func (f fixture) Begin(t testing.TB) outboxtest.Tx {
+	tx, err := f.db.BeginTx(context.Background(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = tx.Rollback() })
-	return &business{tx, f.writer}
+	return business{tx}
 }
 
-// business is a transaction; Commit and Rollback are those of *sql.Tx.
-type business struct {
-	*sql.Tx
-	writer *outbox.Writer[*sql.Tx]
+type business struct{ *sql.Tx }
+
+func (b business) Write(msgs ...*envelope.Message) error {
+	return sqloutbox.NewWriter(nil).Write(context.Background(), b.Tx, msgs...)
 }
 
-func (b *business) Write(msgs ...*envelope.Message) error {
-	return b.writer.Write(context.Background(), b.Tx, msgs...)
-}
-
-// A store is right when its conformance test passes:
-//
-//	func TestConformance(t *testing.T) {
-//		outboxtest.Run(t, open)
-//	}
+// The test of a store is a call.
 func ExampleRun() {
-	open := func(t testing.TB) outboxtest.Fixture { // called for each case
-		db := sqlitetest.Open(t)
-		if err := sqloutbox.Migrate(t.Context(), db); err != nil {
-			t.Fatal(err)
-		}
-		return &fixture{db, sqloutbox.NewWriter(nil)}
+	_ = func(t *testing.T) {
+		outboxtest.Run(t, func(t testing.TB) outboxtest.Fixture {
+			db, err := sql.Open("sqlite", "file:"+t.TempDir()+"/o.db?_pragma=journal_mode(wal)&_pragma=busy_timeout(5000)&_txlock=immediate")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = db.Close() })
+			if err := sqloutbox.Migrate(t.Context(), db); err != nil {
+				t.Fatal(err)
+			}
+			return fixture{db}
+		})
 	}
-	var t *testing.T // of the test
-	outboxtest.Run(t, open)
 }

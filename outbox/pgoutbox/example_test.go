@@ -2,93 +2,100 @@ package pgoutbox_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"log"
-	"os"
-	"os/signal"
+	"log/slog"
 	"strings"
-	"syscall"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/unecho/unecho/brokers/kafkabroker"
+	"github.com/unecho/unecho/brokers/membroker"
 	"github.com/unecho/unecho/envelope"
 	"github.com/unecho/unecho/outbox"
 	"github.com/unecho/unecho/outbox/pgoutbox"
 )
 
-// An order and its event, in one transaction.
+// An event is written in the transaction of the change that it tells of.
 func ExampleNewWriter() {
 	ctx := context.Background()
-	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	pool, err := pgxpool.New(ctx, "postgres://localhost/shop")
 	if err != nil {
-		log.Fatal(err)
+		slog.Error("configuration", "error", err)
+		return
 	}
 	defer pool.Close()
 	w := pgoutbox.NewWriter(nil, &outbox.WriterOptions{Source: "/shop"})
-
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "insert into orders (id) values ($1)", "o-1"); err != nil {
+		if _, err := tx.Exec(ctx, "insert into orders (customer) values (7)"); err != nil {
 			return err
 		}
-		return w.Write(ctx, tx, &envelope.Message{Type: "order.placed", Topic: "orders", Key: []byte("customer-7")})
+		return w.Write(ctx, tx, &envelope.Message{Type: "order.placed", Topic: "orders", Key: []byte("customer-7"), Body: []byte("{}")})
 	})
 	if err != nil {
-		log.Fatal(err)
+		slog.Error("place an order", "error", err)
 	}
 }
 
-// A relay of one's own; `relay run` is the same with settings. Of any number of
-// them one works.
+// A relay in a program of one's own; the relay command does the same.
 func ExampleNewStore() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	ctx := context.Background()
+	pool, err := pgxpool.New(ctx, "postgres://localhost/shop")
 	if err != nil {
-		log.Fatal(err)
+		slog.Error("configuration", "error", err)
+		return
 	}
 	defer pool.Close()
-	if err := pgoutbox.Validate(ctx, pool, nil); err != nil {
-		log.Fatal(err) // says that Migrate is to be called first
+	if err := pgoutbox.Migrate(ctx, pool, nil); err != nil {
+		slog.Error("migrate", "error", err)
+		return
 	}
-	pub, err := kafkabroker.NewPublisher(kafkabroker.PublisherConfig{Brokers: []string{"127.0.0.1:9092"}})
+	broker := membroker.New() // or a publisher of kafkabroker or natsbroker
+	if err := outbox.NewRelay(pgoutbox.NewStore(pool, nil), broker.Publisher(), nil).Run(ctx); err != nil {
+		slog.Error("relay", "error", err)
+	}
+}
+
+// After a dump was restored into another cluster the relay says so, and does
+// nothing. With all writers and relays stopped, the position is carried over.
+func ExampleStore_Rebase() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	pool, err := pgxpool.New(ctx, "postgres://localhost/restored")
 	if err != nil {
-		log.Fatal(err)
+		slog.Error("configuration", "error", err)
+		return
 	}
-	defer func() { _ = pub.Close() }()
-	if err := outbox.NewRelay(pgoutbox.NewStore(pool, nil), pub, nil).Run(ctx); err != nil {
-		log.Fatal(err)
+	defer pool.Close()
+	store := pgoutbox.NewStore(pool, nil)
+	relay := outbox.NewRelay(store, membroker.New().Publisher(), nil)
+	if _, err := relay.Step(ctx); errors.Is(err, pgoutbox.ErrRestored) {
+		if err := store.Rebase(ctx); err != nil {
+			slog.Error("rebase", "error", err)
+		}
 	}
+}
+
+// The schema as text, for those who keep all migrations in one place.
+func ExampleSQL() {
+	text, err := pgoutbox.SQL(&pgoutbox.Options{Schema: "messaging"})
+	fmt.Println(strings.Contains(text, `create table "messaging"."unecho_outbox" (`), err)
+	// Output:
+	// true <nil>
 }
 
 // The tables in a schema of their own.
 func ExampleMigrate() {
-	ctx := context.Background()
-	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	pool, err := pgxpool.New(ctx, "postgres://localhost/shop")
 	if err != nil {
-		log.Fatal(err)
+		slog.Error("configuration", "error", err)
+		return
 	}
 	defer pool.Close()
 	if err := pgoutbox.Migrate(ctx, pool, &pgoutbox.Options{Schema: "messaging"}); err != nil {
-		log.Fatal(err)
+		slog.Error("migrate", "error", err)
 	}
-}
-
-// For those who migrate with a tool of their own.
-func ExampleSQL() {
-	text, err := pgoutbox.SQL(&pgoutbox.Options{Schema: "messaging"})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for line := range strings.SplitSeq(text, "\n") {
-		if strings.HasPrefix(line, "create table") {
-			fmt.Println(line)
-		}
-	}
-	// Output:
-	// create table if not exists "messaging"."unecho_migration" (
-	// create table "messaging"."unecho_outbox" (
-	// create table "messaging"."unecho_outbox_shard" (
-	// create table "messaging"."unecho_outbox_held" (
 }
