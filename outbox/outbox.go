@@ -114,9 +114,9 @@ type Store interface {
 // a while, so that they can be published again for a broker that lost what it
 // had acknowledged, and deleted then.
 type Pruner interface {
-	// Prune deletes up to limit rows that are settled and were written
-	// longer than age ago by the store's clock, and returns how many it deleted. It may delete fewer
-	// than there are, and is called again.
+	// Prune deletes up to limit rows that are settled and were written longer
+	// than age ago by the store's clock, and returns how many it deleted. It
+	// may delete fewer than there are, and is called again.
 	Prune(ctx context.Context, age time.Duration, limit int) (int, error)
 }
 
