@@ -3,7 +3,10 @@ package storetest
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +20,7 @@ func basicCases[S any]() []Case[S] {
 		{"reply byte for byte", replies[S]},
 		{"conflict", conflict[S]},
 		{"expired key is new", expired[S]},
+		{"expired key, copies at once", expiredRace[S]},
 		{"prior effects do not matter", manyKeys[S]},
 	}
 }
@@ -130,6 +134,35 @@ func expired[S any](tb testing.TB, open Open[S]) {
 	e.once(short, e.no("it is the old content now"), dedupe.Conflict)
 	e.once(long, e.no("it is kept for an hour"), dedupe.Duplicate)
 	e.wantCount("long", 1)
+}
+
+// expiredRace: of the copies that find a key expired, one takes it over.
+func expiredRace[S any](tb testing.TB, open Open[S]) {
+	e := start(tb, open, Settings{})
+	for i := range 5 {
+		id := fmt.Sprint("race ", i)
+		short, anew := claim(id), claim(id)
+		short.Retain, anew.Retain = time.Millisecond, time.Hour
+		e.once(short, e.effect(id, nil), dedupe.Processed)
+		var processed atomic.Int64
+		e.within("an expired key is new", func() bool { // it may not have expired at first
+			var wg sync.WaitGroup
+			for range 8 {
+				wg.Go(func() {
+					if e.settle(anew, e.effect(id, nil)) == dedupe.Processed {
+						processed.Add(1)
+					}
+				})
+			}
+			wg.Wait()
+			return processed.Load() > 0
+		})
+		if n := processed.Load(); n != 1 {
+			tb.Errorf("%d copies took an expired key over, want 1", n)
+		}
+		e.wantCount(id, 2)
+	}
+	e.wantIdle()
 }
 
 func manyKeys[S any](tb testing.TB, open Open[S]) {
