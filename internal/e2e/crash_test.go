@@ -88,9 +88,9 @@ func crash(t *testing.T, server *proc.Server, topic string, pub brokers.Publishe
 	}()
 	orders := 0
 	for round := range crashes {
+		before := s.effects()
 		produced := make(chan error, 1)
 		go func() { produced <- s.produce(ctx, 400) }()
-		before := s.effects()
 		testenv.Within(t, 60*time.Second, "consumption goes on", func() bool { return s.effects() > before })
 		pause(200 * time.Millisecond)
 		server.Kill()

@@ -74,6 +74,9 @@ func torment(t *testing.T, topic string, relayEnv, workerEnv []string, settled f
 	relay, worker := startRelay(), startWorker()
 	begin := time.Now()
 	for round := range rounds {
+		// Taken before the first order of the round: on a quick machine all of
+		// them may have had their effect by the time the relay was killed.
+		before := s.effects()
 		produced := make(chan error, 1)
 		go func() { produced <- s.produce(t.Context(), batch) }()
 		pause(700 * time.Millisecond)
@@ -81,7 +84,6 @@ func torment(t *testing.T, topic string, relayEnv, workerEnv []string, settled f
 		relay = startRelay()
 		// The consumer is killed while it works: after the first effect of
 		// this round, at a random moment.
-		before := s.effects()
 		testenv.Within(t, 60*time.Second, "the consumer makes progress", func() bool { return s.effects() > before })
 		pause(150 * time.Millisecond)
 		worker.Kill()
@@ -95,6 +97,8 @@ func torment(t *testing.T, topic string, relayEnv, workerEnv []string, settled f
 	testenv.Within(t, 60*time.Second, "the outbox is empty and all is acknowledged", func() bool {
 		return s.count("select count(*) from unecho_outbox_held") == 0 && settled()
 	})
+	relay.WaitFor(t, "relay starts", 30*time.Second) // before that SIGTERM has its default meaning
+	worker.WaitFor(t, "worker runs", 30*time.Second)
 	for name, p := range map[string]*proc.Process{"relay": relay, "worker": worker} {
 		if err := p.Term(30 * time.Second); err != nil {
 			t.Errorf("%s after SIGTERM: %v", name, err)
