@@ -314,18 +314,46 @@ func TestBusy(t *testing.T) {
 	f.wantInt(1, "select count(*) from e")
 }
 
+// TestRefusalIsSaidAtOnce: what would end the transaction gets an error, is
+// named in the verdict, and has no effect: the handler may go on, but in vain.
 func TestRefusalIsSaidAtOnce(t *testing.T) {
+	f := newFixture(t, 1, "create table e (n int)")
+	for name, end := range map[string]func(ctx context.Context, tx pgx.Tx) error{
+		"Commit":   func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) },
+		"Rollback": func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) },
+		"commit":   func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, "COMMIT"); return err },
+		"abort": func(ctx context.Context, tx pgx.Tx) error {
+			b := &pgx.Batch{}
+			b.Queue("abort")
+			return tx.SendBatch(ctx, b).Close()
+		},
+	} {
+		_, err := pgdedupe.NewStore(f.pool, nil).Once(t.Context(), claim("1"), func(ctx context.Context, tx pgx.Tx) ([]byte, error) {
+			_, _ = exec("insert into e values (1)")(ctx, tx)
+			if err := end(ctx, tx); err == nil || !strings.Contains(err.Error(), name+" is refused") {
+				t.Errorf("%s: %v, want a refusal", name, err)
+			}
+			return nil, tx.QueryRow(ctx, "select n from e").Scan(new(int)) // it is all still there
+		})
+		if !errors.Is(err, dedupe.ErrScope) || !strings.Contains(err.Error(), name) {
+			t.Errorf("Once: %v, want ErrScope that names %s", err, name)
+		}
+		testenv.Within(t, 5*time.Second, "the connection is back", func() bool { return f.pool.Stat().AcquiredConns() == 0 })
+		f.wantInt(0, "select count(*) from unecho_key")
+		f.wantInt(0, "select count(*) from e")
+	}
+}
+
+// TestSwallowedOutage: a full disk is no message's fault, even where the
+// handler ignores it.
+func TestSwallowedOutage(t *testing.T) {
 	f := newFixture(t, 1)
 	_, err := pgdedupe.NewStore(f.pool, nil).Once(t.Context(), claim("1"), func(ctx context.Context, tx pgx.Tx) ([]byte, error) {
-		_, err := tx.Exec(ctx, "COMMIT")
-		if err == nil || !strings.Contains(err.Error(), "commit is refused") {
-			t.Errorf("Exec: %v, want a refusal", err)
-		}
-		return nil, tx.QueryRow(ctx, "select 1").Scan(new(int)) // it goes on
+		_, _ = tx.Exec(ctx, "do $$ begin raise exception using errcode = '53100'; end $$")
+		return nil, nil
 	})
-	if !errors.Is(err, dedupe.ErrScope) || !strings.Contains(err.Error(), "commit") {
-		t.Errorf("Once: %v, want ErrScope that names the statement", err)
+	if !errors.Is(err, dedupe.ErrUnavailable) {
+		t.Errorf("Once: %v, want ErrUnavailable", err)
 	}
-	testenv.Within(t, 5*time.Second, "the connection is back", func() bool { return f.pool.Stat().AcquiredConns() == 0 })
-	f.wantInt(0, "select count(*) from unecho_key")
+	f.wantIdle()
 }

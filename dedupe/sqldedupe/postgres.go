@@ -105,9 +105,6 @@ func (p *postgres) Commit(ctx context.Context, s *scope, c dedupe.Claim, reply [
 		}
 		return p.commit(ctx, s, c, reply)
 	})
-	if errors.Is(err, errInUse) {
-		err = fmt.Errorf("%w: %w", dedupe.ErrScope, err)
-	}
 	if err != nil {
 		return fmt.Errorf("sqldedupe: %w", err)
 	}
@@ -139,7 +136,7 @@ func (p *postgres) fit(ctx context.Context, s *scope, ready func() bool) error {
 // the rollback fails too.
 func unfit(err, rollback error) error {
 	switch {
-	case errors.Is(err, dedupe.ErrScope), errors.Is(err, errInUse):
+	case errors.Is(err, dedupe.ErrScope):
 		return err
 	case ignoreDone(rollback) != nil:
 		return fmt.Errorf("%w: the connection was lost before the commit: %w", dedupe.ErrUnavailable, errors.Join(err, rollback))
@@ -178,11 +175,8 @@ func (p *postgres) Rollback(ctx context.Context, s *scope) error {
 		}
 		return err
 	})
-	switch {
-	case err == nil, errors.Is(err, sql.ErrTxDone): // Commit was here
+	if ignoreDone(err) == nil { // Commit was here
 		return nil
-	case errors.Is(err, errInUse):
-		return fmt.Errorf("sqldedupe: %w: %w", dedupe.ErrScope, err)
 	}
 	return fmt.Errorf("sqldedupe: rollback: %w", err)
 }

@@ -105,7 +105,7 @@ const (
 	stageOver
 )
 
-var errInUse = errors.New("a goroutine of it was using the transaction when it returned, and still is")
+var errInUse = fmt.Errorf("%w: a goroutine of it was using the transaction when it returned, and still is", dedupe.ErrScope)
 
 // finish ends the transaction by end, which is called once. database/sql makes
 // every call on a transaction wait for the one before it, without a bound: when

@@ -195,7 +195,7 @@ func (l *sqlite) fit(ctx context.Context, s *scope, ready func() bool) error {
 	_, err := s.tx.ExecContext(ctx, clearMark)
 	switch {
 	case !ready():
-		return fmt.Errorf("%w: %w", dedupe.ErrScope, errInUse)
+		return errInUse
 	case errors.Is(err, sql.ErrTxDone):
 		return fmt.Errorf("%w: it ended the transaction", dedupe.ErrScope)
 	case sqliteCode(err) == sqliteError:
@@ -234,11 +234,8 @@ func (l *sqlite) Rollback(ctx context.Context, s *scope) error {
 		}
 		return err
 	})
-	switch {
-	case err == nil, errors.Is(err, sql.ErrTxDone): // Commit was here
+	if ignoreDone(err) == nil { // Commit was here
 		return nil
-	case errors.Is(err, errInUse):
-		return fmt.Errorf("sqldedupe: %w: %w", dedupe.ErrScope, err)
 	}
 	return fmt.Errorf("sqldedupe: rollback: %w", err)
 }
