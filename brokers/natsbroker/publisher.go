@@ -299,10 +299,12 @@ func classify(err error, sent bool) error {
 }
 
 // Connect connects with the settings that a service wants: it keeps trying
-// from the start and reconnects for ever. Options given are applied after
-// those. The connection is the caller's to close.
+// from the start, reconnects for ever, and keeps nothing to send it after a
+// reconnect: by then it is too late for an acknowledgement, and a publish has
+// been answered as unavailable. Options given are applied after those. The
+// connection is the caller's to close.
 func Connect(url string, opts ...nats.Option) (*nats.Conn, error) {
-	safe := []nats.Option{nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectWait(200 * time.Millisecond),
+	safe := []nats.Option{nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectBufSize(-1), nats.ReconnectWait(200 * time.Millisecond),
 		nats.ReconnectJitter(100*time.Millisecond, 500*time.Millisecond), nats.Timeout(5 * time.Second), nats.Name("unecho")}
 	nc, err := nats.Connect(url, append(safe, opts...)...)
 	if err != nil {

@@ -16,12 +16,19 @@ import (
 
 // pull asks for as many messages as there are free places, until Close.
 func (s *Source) pull() {
-	var cons jetstream.Consumer
-	created := false
+	status := s.nc.StatusChanged(nats.CONNECTED, nats.RECONNECTING, nats.CLOSED)
+	defer s.nc.RemoveStatusListener(status)
+	known, existed := false, false // the consumer: surely as we want it; ever seen
 	for s.ctx.Err() == nil {
-		if cons == nil {
-			var err error
-			if cons, err = s.consumer(created); err != nil {
+		for len(status) > 0 {
+			<-status // of before
+		}
+		if !s.nc.IsConnected() && !s.nc.IsClosed() {
+			s.await(status)
+			continue
+		}
+		if !known {
+			if err := s.consumer(existed); err != nil {
 				if s.hopeless(err) {
 					return
 				}
@@ -29,46 +36,80 @@ func (s *Source) pull() {
 				s.pause(200 * time.Millisecond)
 				continue
 			}
-			created = true
+			known, existed = true, true
 		}
 		free := s.free()
 		if free == 0 {
 			return
 		}
-		if err := s.pullOnce(cons, free); err != nil {
+		if err := s.request(free, status); err != nil {
 			s.c.OnError(fmt.Errorf("natsbroker: pull: %w", err))
 			s.pause(50 * time.Millisecond)
-			cons = nil // it may be gone, which only asking for it tells
+			known = false // it may be gone, which only asking for it tells
 		}
 	}
 }
 
-// consumer returns the consumer, and creates it if that is wanted.
-func (s *Source) consumer(existed bool) (jetstream.Consumer, error) {
+// await waits until the connection has changed.
+func (s *Source) await(status <-chan nats.Status) {
+	select {
+	case <-status:
+	case <-s.ctx.Done():
+	}
+}
+
+// consumer makes sure that the consumer is there and as we want it.
+func (s *Source) consumer(existed bool) error {
 	ctx, cancel := context.WithTimeout(s.ctx, requestTimeout)
 	defer cancel()
-	have, err := s.js.Consumer(ctx, s.c.Stream, s.c.Durable)
+	var have jetstream.ConsumerConfig
+	cons, err := s.js.Consumer(ctx, s.c.Stream, s.c.Durable)
 	switch {
 	case err == nil:
-		i := have.CachedInfo()
-		if len(i.Config.BackOff) > 0 {
-			return nil, fmt.Errorf("natsbroker: consumer %s of stream %s has a BackOff, which overrides AckWait: %w", s.c.Durable, s.c.Stream, errRefused)
+		have = cons.CachedInfo().Config
+		if err := s.refuse(have); err != nil {
+			return err
 		}
-		if i.Config.AckWait == s.c.AckWait && i.Config.MaxAckPending == s.c.MaxAckPending && slices.Equal(filters(i.Config), s.c.Subjects) {
-			return have, nil
+		if s.asWanted(have) {
+			return nil
 		}
 	case errors.Is(err, jetstream.ErrConsumerNotFound) && existed && s.c.FailIfDeleted:
-		return nil, fmt.Errorf("%w: %s of stream %s", ErrDeleted, s.c.Durable, s.c.Stream)
+		return fmt.Errorf("%w: %s of stream %s", ErrDeleted, s.c.Durable, s.c.Stream)
 	case !errors.Is(err, jetstream.ErrConsumerNotFound):
-		return nil, fmt.Errorf("natsbroker: consumer %s of stream %s: %w", s.c.Durable, s.c.Stream, err)
+		return fmt.Errorf("natsbroker: consumer %s of stream %s: %w", s.c.Durable, s.c.Stream, err)
 	}
-	cons, err := s.js.CreateOrUpdateConsumer(ctx, s.c.Stream, jetstream.ConsumerConfig{
-		Durable: s.c.Durable, AckPolicy: jetstream.AckExplicitPolicy, AckWait: s.c.AckWait, MaxDeliver: -1, MaxAckPending: s.c.MaxAckPending,
-		DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubjects: s.c.Subjects})
-	if err != nil {
-		return nil, fmt.Errorf("natsbroker: create consumer %s of stream %s: %w", s.c.Durable, s.c.Stream, err)
+	// What is not ours to say stays: where it starts, its description, its limits.
+	have.Durable, have.AckPolicy, have.AckWait = s.c.Durable, jetstream.AckExplicitPolicy, s.c.AckWait
+	have.MaxDeliver, have.MaxAckPending = -1, s.c.MaxAckPending
+	have.FilterSubject, have.FilterSubjects = "", s.c.Subjects
+	if _, err := s.js.CreateOrUpdateConsumer(ctx, s.c.Stream, have); err != nil {
+		return fmt.Errorf("natsbroker: set up consumer %s of stream %s: %w", s.c.Durable, s.c.Stream, err)
 	}
-	return cons, nil
+	return nil
+}
+
+// refuse answers for a consumer that cannot keep our promises and cannot be
+// changed so that it does.
+func (s *Source) refuse(have jetstream.ConsumerConfig) error {
+	why := ""
+	switch {
+	case len(have.BackOff) > 0:
+		why = "has a BackOff, which overrides AckWait"
+	case have.AckPolicy != jetstream.AckExplicitPolicy:
+		why = fmt.Sprintf("has the ack policy %s, not explicit", have.AckPolicy)
+	case have.HeadersOnly:
+		why = "delivers headers only"
+	default:
+		return nil
+	}
+	return fmt.Errorf("natsbroker: consumer %s of stream %s %s: %w", s.c.Durable, s.c.Stream, why, errRefused)
+}
+
+// asWanted reports whether the consumer needs no change. A MaxDeliver would
+// end in a message that nobody gets any more and nobody has parked.
+func (s *Source) asWanted(have jetstream.ConsumerConfig) bool {
+	return have.AckWait == s.c.AckWait && have.MaxAckPending == s.c.MaxAckPending && have.MaxDeliver == -1 &&
+		slices.Equal(filters(have), s.c.Subjects)
 }
 
 // errRefused marks settings that waiting does not mend.
@@ -84,8 +125,11 @@ func filters(c jetstream.ConsumerConfig) []string {
 // hopeless ends the source for errors that waiting does not mend.
 func (s *Source) hopeless(err error) bool {
 	var api *jetstream.APIError
-	bad := errors.Is(err, ErrDeleted) || errors.Is(err, errRefused) || errors.Is(err, nats.ErrConnectionClosed) ||
-		errors.As(err, &api) && api.Code == 400
+	bad := errors.As(err, &api) && api.Code == 400
+	for _, final := range []error{ErrDeleted, errRefused, nats.ErrConnectionClosed, jetstream.ErrNotPullConsumer,
+		jetstream.ErrInvalidConsumerName, jetstream.ErrInvalidStreamName} {
+		bad = bad || errors.Is(err, final)
+	}
 	if bad {
 		s.fail(err)
 	}
@@ -117,28 +161,116 @@ func (s *Source) free() int {
 	}
 }
 
-// pullOnce makes one pull request and takes in what it brings.
-func (s *Source) pullOnce(cons jetstream.Consumer, n int) error {
-	ctx, cancel := context.WithTimeout(s.ctx, pullExpiry)
-	defer cancel()
-	batch, err := cons.Fetch(n, jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(pullHeartbeat))
-	if err != nil {
+// request makes one pull request for n messages and takes in what it brings.
+// It has an inbox of its own: what a request that was given up still brings
+// does not count for the next one. The client's Fetch would do, but it throws
+// away what it holds when it is cancelled, which then waits for AckWait, and
+// takes an empty message with a header Status for one of the server's.
+func (s *Source) request(n int, status <-chan nats.Status) error {
+	r := &request{s: s, msgs: make(chan *nats.Msg, 2*n+16), left: n, since: time.Now()}
+	inbox := s.nc.NewInbox()
+	var err error
+	if r.sub, err = s.nc.ChanSubscribe(inbox, r.msgs); err != nil {
 		return err
 	}
-	for m := range batch.Messages() {
-		s.add(m)
+	body := fmt.Appendf(nil, `{"batch":%d,"expires":%d,"idle_heartbeat":%d}`, n, pullExpiry, pullHeartbeat)
+	if err := s.nc.PublishRequest("$JS.API.CONSUMER.MSG.NEXT."+s.c.Stream+"."+s.c.Durable, inbox, body); err != nil {
+		return errors.Join(err, r.sub.Unsubscribe())
 	}
-	err = batch.Error()
-	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) {
-		return nil // nothing more came
-	}
-	return err
+	return r.run(status)
 }
 
-// add takes in one message.
-func (s *Source) add(m jetstream.Msg) {
-	c := &claim{msg: m, beat: time.Now(), lost: make(chan struct{})}
-	c.d = &brokers.Delivery{Message: fromWire(m.Subject(), m.Data(), m.Headers()), Lost: c.lost, Handle: c}
+// request is a pull request that the server has.
+type request struct {
+	s     *Source
+	sub   *nats.Subscription
+	msgs  chan *nats.Msg
+	left  int       // messages that the server may still send
+	since time.Time // nothing that is read from msgs was sent before
+}
+
+// run takes in what comes until the server is done with the request, or we are.
+func (r *request) run(status <-chan nats.Status) error {
+	silent := time.NewTimer(2 * pullHeartbeat)
+	defer silent.Stop()
+	for r.left > 0 {
+		r.now()
+		select {
+		case m := <-r.msgs:
+			silent.Reset(2 * pullHeartbeat)
+			if over, err := r.take(m); over {
+				return errors.Join(err, r.sub.Unsubscribe())
+			}
+		case <-r.s.ponged: // see now
+		case <-silent.C:
+			r.leave()
+			return errors.New("no heartbeat of the server")
+		case <-status: // the request went with the connection
+			r.leave()
+			return nil
+		case <-r.s.ctx.Done():
+			r.leave()
+			return nil
+		}
+	}
+	return r.sub.Unsubscribe()
+}
+
+// now moves since on. The server's clock for a message runs from when it sent
+// it, which may be long before we look at it: the process or the network may
+// have stood still. While nothing is held, whatever comes next was sent after
+// the latest ping that the server has answered.
+func (r *request) now() {
+	if len(r.msgs) > 0 {
+		return
+	}
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	if r.s.pong.After(r.since) {
+		r.since = r.s.pong
+	}
+}
+
+// take takes in what the server sent: a message, which has a subject for the
+// answer, or a word about the request, which has none.
+func (r *request) take(m *nats.Msg) (over bool, err error) {
+	if m.Reply != "" {
+		r.left--
+		r.s.add(m, r.since)
+		return false, nil
+	}
+	switch code := m.Header.Get("Status"); code {
+	case "100": // a heartbeat
+		return false, nil
+	case "404", "408": // nothing more came
+		return true, nil
+	default:
+		return true, fmt.Errorf("the server ended the request: %s %s", code, m.Header.Get("Description"))
+	}
+}
+
+// leave gives the request up, and takes in what had already been sent for it.
+func (r *request) leave() {
+	if r.s.nc.IsConnected() {
+		_ = r.sub.Drain() // unlike Unsubscribe, which forgets what is on the way
+		_ = r.s.nc.FlushTimeout(pullHeartbeat)
+	} else {
+		_ = r.sub.Unsubscribe()
+	}
+	for {
+		select {
+		case m := <-r.msgs:
+			_, _ = r.take(m)
+		default:
+			return
+		}
+	}
+}
+
+// add takes in one message that was sent since.
+func (s *Source) add(m *nats.Msg, since time.Time) {
+	c := &claim{msg: m, beat: since, lost: make(chan struct{})}
+	c.d = &brokers.Delivery{Message: fromWire(m.Subject, m.Data, m.Header), Lost: c.lost, Handle: c}
 	if md, err := m.Metadata(); err == nil {
 		c.d.Attempt = int(md.NumDelivered)
 		c.d.Message.Position = fmt.Sprintf("%s/%d", md.Stream, md.Sequence.Stream)
@@ -146,11 +278,7 @@ func (s *Source) add(m jetstream.Msg) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
-		_ = m.NakWithDelay(minDelay) // else it comes back after AckWait
-		return
-	}
-	s.open[c] = true
+	s.open[c] = true // Close hands back what is here
 	s.buffer = append(s.buffer, c)
 	s.wake()
 }
@@ -181,70 +309,5 @@ func (s *Source) pause(d time.Duration) {
 	select {
 	case <-t.C:
 	case <-s.ctx.Done():
-	}
-}
-
-// heartbeats keeps the claims alive, and lets go of those for which that
-// failed for too long.
-func (s *Source) heartbeats() {
-	tick := time.NewTicker(s.c.AckWait / 10)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-		case <-s.ctx.Done():
-			return
-		}
-		s.lose()
-		s.beat()
-	}
-}
-
-// lose drops the claims that the server may have given to somebody else:
-// those that wait are never started.
-func (s *Source) lose() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := time.Now()
-	for c := range s.open {
-		if s.expired(c, now) {
-			delete(s.open, c)
-			close(c.lost)
-			s.wake()
-		}
-	}
-	s.buffer = slices.DeleteFunc(s.buffer, func(c *claim) bool { return !s.open[c] })
-}
-
-// beat sends a heartbeat for every claim whose last one is a third of AckWait
-// ago, and believes them when the server has answered a ping behind them. The
-// time from which the server counts is that of sending, at the earliest.
-func (s *Source) beat() {
-	s.mu.Lock()
-	var due []*claim
-	for c := range s.open {
-		if !s.mute && time.Since(c.beat) >= s.c.AckWait/3 {
-			due = append(due, c)
-		}
-	}
-	s.mu.Unlock()
-	if len(due) == 0 || !s.nc.IsConnected() {
-		return
-	}
-	sent := time.Now()
-	for _, c := range due {
-		if c.msg.InProgress() != nil {
-			continue // settled meanwhile
-		}
-	}
-	if s.nc.FlushTimeout(s.c.AckWait/10) != nil {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, c := range due {
-		if s.open[c] {
-			c.beat = sent
-		}
 	}
 }

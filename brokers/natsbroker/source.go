@@ -73,22 +73,17 @@ type Source struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 
+	ponged chan struct{} // has one whenever pong has moved on
+
 	mu      sync.Mutex
 	bound   int
 	buffer  []*claim        // received and not handed out
 	open    map[*claim]bool // received and not settled, buffer included
 	changed chan struct{}   // closed and replaced whenever there may be something to do
+	pong    time.Time       // when the latest ping that the server has answered was sent
 	fatal   error
 	closed  bool
 	mute    bool // for tests: no heartbeats
-}
-
-// claim is a delivery as we hold it.
-type claim struct {
-	msg  jetstream.Msg
-	d    *brokers.Delivery
-	beat time.Time // when the server surely counted anew
-	lost chan struct{}
 }
 
 // NewSource returns a source on nc, which stays the caller's; give it a
@@ -118,7 +113,8 @@ func NewSource(nc *nats.Conn, c Config) (*Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("natsbroker: %w", err)
 	}
-	s := &Source{nc: nc, js: js, c: c, bound: c.MaxInFlight, open: make(map[*claim]bool), changed: make(chan struct{})}
+	s := &Source{nc: nc, js: js, c: c, bound: c.MaxInFlight, open: make(map[*claim]bool), changed: make(chan struct{}),
+		ponged: make(chan struct{}, 1)}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.wg.Go(s.pull)
 	s.wg.Go(s.heartbeats)
@@ -143,13 +139,19 @@ func (s *Source) Receive(ctx context.Context) (*brokers.Delivery, error) {
 func (s *Source) take() (*brokers.Delivery, <-chan struct{}, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for !s.closed && len(s.buffer) > 0 {
+		c := s.buffer[0]
+		s.buffer = s.buffer[1:]
+		if s.open[c] && !s.expired(c, time.Now()) {
+			return c.d, nil, nil
+		}
+		if s.open[c] {
+			s.drop(c)
+		}
+	}
 	switch {
 	case s.closed:
 		return nil, nil, brokers.ErrClosed
-	case len(s.buffer) > 0:
-		c := s.buffer[0]
-		s.buffer = s.buffer[1:]
-		return c.d, nil, nil
 	case s.fatal != nil:
 		return nil, nil, s.fatal
 	}
@@ -162,56 +164,67 @@ func (s *Source) wake() {
 	s.changed = make(chan struct{})
 }
 
-// Ack implements brokers.Source.
+// Ack implements brokers.Source. While the connection is away it is an error,
+// and the message comes again: what the client would keep and send later could
+// settle a delivery that another worker has by then.
 func (s *Source) Ack(ctx context.Context, d *brokers.Delivery) error {
-	return s.settle(d, "ack", func(m jetstream.Msg) error {
-		if s.c.ConfirmAck {
-			return m.DoubleAck(ctx)
+	return s.settle(d, "ack", func(m *nats.Msg) error {
+		if !s.c.ConfirmAck {
+			return m.Ack()
 		}
-		return m.Ack()
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		return m.AckSync(nats.Context(ctx))
 	})
 }
 
 // Nack implements brokers.Nacker.
 func (s *Source) Nack(_ context.Context, d *brokers.Delivery, after time.Duration) error {
-	return s.settle(d, "nack", func(m jetstream.Msg) error { return m.NakWithDelay(max(after, minDelay)) })
+	return s.settle(d, "nack", func(m *nats.Msg) error { return m.NakWithDelay(max(after, minDelay)) })
 }
 
 // Return implements brokers.Source.
 func (s *Source) Return(_ context.Context, d *brokers.Delivery) error {
-	return s.settle(d, "return", func(m jetstream.Msg) error { return m.NakWithDelay(minDelay) })
+	return s.settle(d, "return", func(m *nats.Msg) error { return m.NakWithDelay(minDelay) })
 }
 
 // minDelay is as good as none. A delay of zero would be a bare nak.
 const minDelay = time.Millisecond
 
 // settle takes d out of what is in hand and tells the server.
-func (s *Source) settle(d *brokers.Delivery, what string, tell func(jetstream.Msg) error) error {
-	s.mu.Lock()
-	c, ok := d.Handle.(*claim)
-	if !ok || s.closed || !s.open[c] {
-		s.mu.Unlock()
-		return brokers.ErrLost
+func (s *Source) settle(d *brokers.Delivery, what string, tell func(*nats.Msg) error) error {
+	c, err := s.close(d)
+	if err != nil {
+		return err
 	}
-	delete(s.open, c)
-	late := s.expired(c, time.Now())
-	if late {
-		close(c.lost)
+	if !s.reachable() {
+		return fmt.Errorf("natsbroker: %s: not connected, the message comes again", what)
 	}
-	s.wake()
-	s.mu.Unlock()
-	if late {
-		return brokers.ErrLost
-	}
+	c.settle()
 	if err := tell(c.msg); err != nil {
 		return fmt.Errorf("natsbroker: %s: %w", what, err)
 	}
 	return nil
 }
 
-// expired reports whether the server may have given c to somebody else.
-func (s *Source) expired(c *claim, now time.Time) bool {
-	return now.Sub(c.beat) > s.c.AckWait-s.c.AckWait/10
+// reachable reports whether what is published now leaves now.
+func (s *Source) reachable() bool { return s.nc.IsConnected() || s.nc.IsDraining() }
+
+// close takes d out of what is in hand: ErrLost when it is not, or not any more.
+func (s *Source) close(d *brokers.Delivery) (*claim, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c, ok := d.Handle.(*claim)
+	if !ok || s.closed || !s.open[c] {
+		return nil, brokers.ErrLost
+	}
+	if s.expired(c, time.Now()) {
+		s.drop(c)
+		return nil, brokers.ErrLost
+	}
+	delete(s.open, c)
+	s.wake()
+	return c, nil
 }
 
 // Close implements brokers.Source. What is not settled is handed back, so that
@@ -230,7 +243,7 @@ func (s *Source) Close() error {
 	s.handBack()
 	// What was acknowledged is in the connection's buffer: see that it leaves.
 	// If it does not, it comes again and is recognised.
-	if s.nc.IsConnected() {
+	if s.reachable() {
 		_ = s.nc.FlushTimeout(requestTimeout)
 	}
 	return nil
@@ -240,7 +253,7 @@ func (s *Source) handBack() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.open {
-		if !s.expired(c, time.Now()) {
+		if s.reachable() && !s.expired(c, time.Now()) {
 			_ = c.msg.NakWithDelay(minDelay) // else it comes back after AckWait
 		}
 		close(c.lost)
