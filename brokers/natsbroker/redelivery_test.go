@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -21,8 +22,9 @@ import (
 func (f *fixture) produce(t testing.TB, n int) {
 	t.Helper()
 	var msgs []*envelope.Message
+	key := testenv.Name("k") // events of their own, in each call
 	for i := range n {
-		msgs = append(msgs, brokertest.Event(f.Topic(), "k", i))
+		msgs = append(msgs, brokertest.Event(f.Topic(), key, i))
 	}
 	if err := f.Publisher(t).Publish(t.Context(), msgs).Err(); err != nil {
 		t.Fatal(err)
@@ -50,58 +52,100 @@ func (f *fixture) js(t testing.TB) jetstream.JetStream {
 }
 
 // B20: a handler that takes three times AckWait runs once for each message,
-// with one replica and with two.
+// with one replica and with two, and the server delivers each once.
 func TestB20SlowHandlersRunOnce(t *testing.T) {
 	url := embedded(t)
 	for _, replicas := range []int{1, 2} {
-		t.Run(fmt.Sprint(replicas, " replicas"), func(t *testing.T) {
-			f := open(t, url)
-			f.ackWait = 300 * time.Millisecond
-			f.produce(t, 6)
-			var mu sync.Mutex
-			runs := map[string]int{}
-			all := make(chan struct{})
-			h := consumer.HandlerFunc(func(_ context.Context, m *envelope.Message) error {
-				mu.Lock()
-				runs[m.Position]++
-				mu.Unlock()
-				time.Sleep(3 * f.ackWait) // the work
-				mu.Lock()
-				defer mu.Unlock()
-				if len(runs) == 6 {
-					select {
-					case <-all:
-					default:
-						close(all)
-					}
-				}
-				return nil
-			})
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error, replicas)
-			for range replicas {
-				s := f.source(t, f.config("g"))
-				go func() {
-					done <- consumer.Run(ctx, s, h, &consumer.RunOptions{DeadLetter: consumer.Discard, Concurrency: 2})
-				}()
-			}
-			select {
-			case <-all:
-			case <-time.After(30 * time.Second):
-				t.Error("not all were handled")
-			}
-			cancel()
-			for range replicas {
-				if err := <-done; err != nil {
-					t.Error(err)
-				}
-			}
-			for pos, n := range runs {
-				if n != 1 {
-					t.Errorf("%s was handled %d times", pos, n)
-				}
-			}
-		})
+		for _, inFlight := range []int{1, 4} {
+			t.Run(fmt.Sprint(replicas, " replicas, ", inFlight, " in flight"), func(t *testing.T) { slowHandlers(t, url, replicas, inFlight) })
+		}
+	}
+}
+
+func slowHandlers(t *testing.T, url string, replicas, inFlight int) {
+	const messages = 6
+	f := open(t, url)
+	f.ackWait = 300 * time.Millisecond
+	f.produce(t, messages)
+	var mu sync.Mutex
+	runs := map[string]int{}
+	ended := make(chan struct{}, 100)
+	h := consumer.HandlerFunc(func(_ context.Context, m *envelope.Message) error {
+		mu.Lock()
+		runs[m.Position]++
+		mu.Unlock()
+		time.Sleep(3 * f.ackWait) // the work
+		ended <- struct{}{}
+		return nil
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, replicas)
+	for range replicas {
+		c := f.config("g")
+		c.MaxInFlight = inFlight
+		s := f.source(t, c)
+		go func() {
+			done <- consumer.Run(ctx, s, h, &consumer.RunOptions{DeadLetter: consumer.Discard, Concurrency: 2})
+		}()
+	}
+	for range messages {
+		select {
+		case <-ended:
+		case <-time.After(30 * time.Second):
+			t.Error("not all were handled")
+		}
+	}
+	cancel()
+	for range replicas {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	for pos, n := range runs {
+		if n != 1 {
+			t.Errorf("%s was handled %d times", pos, n)
+		}
+	}
+	if i := f.info(t, "g"); len(runs) != messages || i.Delivered.Consumer != messages || i.NumAckPending != 0 {
+		t.Errorf("%d handled, %d deliveries, %d unsettled, want %d, %d and 0", len(runs), i.Delivered.Consumer, i.NumAckPending, messages, messages)
+	}
+}
+
+func (f *fixture) info(t testing.TB, durable string) *jetstream.ConsumerInfo {
+	t.Helper()
+	c, err := f.js(t).Consumer(t.Context(), f.stream, durable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i, err := c.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return i
+}
+
+// answers counts what is sent for the first delivery of messages of the
+// consumer g from now on.
+func (f *fixture) answers(t testing.TB) func() int {
+	t.Helper()
+	nc := f.connect(t)
+	sub, err := nc.SubscribeSync("$JS.ACK." + f.stream + ".g.1.>")
+	if err == nil {
+		err = nc.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() int {
+		if err := nc.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		n, _, err := sub.Pending()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
 	}
 }
 
@@ -119,6 +163,8 @@ func TestB21LateAnswersSettleNothing(t *testing.T) {
 	if second.Attempt != 2 {
 		t.Fatalf("attempt %d, want the redelivery", second.Attempt)
 	}
+	sent := f.answers(t)
+	one.beat()
 	for what, err := range map[string]error{
 		"ack":    one.Ack(t.Context(), first),
 		"nack":   one.Nack(t.Context(), first, 0),
@@ -131,7 +177,10 @@ func TestB21LateAnswersSettleNothing(t *testing.T) {
 	if err := one.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := two.Nack(t.Context(), second, 0); err != nil {
+	if n := sent(); n != 0 {
+		t.Errorf("worker 1 has sent %d late answers", n)
+	}
+	if err := two.Return(t.Context(), second); err != nil {
 		t.Fatal(err)
 	}
 	if third := next(t, two); third.Attempt != 3 {
@@ -139,45 +188,229 @@ func TestB21LateAnswersSettleNothing(t *testing.T) {
 	}
 }
 
-func TestDeletedConsumer(t *testing.T) {
+// A delivery that was on the way for longer than AckWait is another worker's by
+// the time it arrives: it is not handed out, and nothing is sent for it.
+func TestB21DeliveryThatArrivesLate(t *testing.T) {
 	f := open(t, embedded(t))
+	f.ackWait = 400 * time.Millisecond
+	net := startProxy(t, f.url)
+	slow := *f
+	slow.url = net.url
+	c := f.config("g")
+	c.MaxInFlight = 1
+	one := slow.source(t, c)
+	testenv.Within(t, 10*time.Second, "worker 1 asks", func() bool {
+		cons, err := f.js(t).Consumer(t.Context(), f.stream, "g")
+		return err == nil && cons.CachedInfo().NumWaiting == 1
+	})
+	net.hold()
 	f.produce(t, 1)
-	s := f.source(t, f.config("g"))
-	if err := s.Ack(t.Context(), next(t, s)); err != nil {
+	testenv.Within(t, 10*time.Second, "it is on the way", func() bool { return f.info(t, "g").NumAckPending == 1 })
+	two := f.source(t, f.config("g"))
+	second := next(t, two)
+	if second.Attempt != 2 {
+		t.Fatalf("attempt %d, want the redelivery", second.Attempt)
+	}
+	sent := f.answers(t)
+	net.pass()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*f.ackWait)
+	defer cancel()
+	if d, err := one.Receive(ctx); err == nil {
+		t.Errorf("received attempt %d, which is another worker's", d.Attempt)
+	}
+	if n := sent(); n != 0 {
+		t.Errorf("worker 1 has sent %d answers", n)
+	}
+	if err := two.Ack(t.Context(), second); err != nil {
+		t.Error(err)
+	}
+}
+
+// An acknowledgement that cannot leave now must not leave later.
+func TestB21NothingIsSentAfterAReconnect(t *testing.T) {
+	f := open(t, embedded(t))
+	f.ackWait = 400 * time.Millisecond
+	f.produce(t, 1)
+	net := startProxy(t, f.url)
+	far := *f
+	far.url = net.url
+	one := far.source(t, f.config("g"))
+	first := next(t, one)
+	net.cut()
+	testenv.Within(t, 10*time.Second, "worker 1 notices", func() bool { return !one.nc.IsConnected() })
+	if err := one.Ack(t.Context(), first); err == nil {
+		t.Error("ack without a connection: nil")
+	}
+	two := f.source(t, f.config("g"))
+	second := next(t, two)
+	sent := f.answers(t)
+	net.mend()
+	testenv.Within(t, 10*time.Second, "worker 1 is back", func() bool { return one.nc.IsConnected() && one.nc.Flush() == nil })
+	if n := sent(); n != 0 {
+		t.Errorf("%d answers of worker 1 were sent after the reconnect", n)
+	}
+	if err := two.Return(t.Context(), second); err != nil {
 		t.Fatal(err)
 	}
-	c := f.config("strict")
-	c.FailIfDeleted = true
-	strict := f.source(t, c)
-	if err := strict.Ack(t.Context(), next(t, strict)); err != nil {
+}
+
+// What is in hand, in the buffer or on the way when the source closes goes back
+// at once, and does not wait for AckWait.
+func TestCloseHandsBack(t *testing.T) {
+	f := open(t, embedded(t))
+	f.ackWait = time.Minute // whoever waits for it fails this test
+	net := startProxy(t, f.url)
+	far := *f
+	far.url = net.url
+	c := f.config("g")
+	c.MaxInFlight = 3
+	s := far.source(t, c)
+	f.produce(t, 2)
+	next(t, s)
+	pending := func(n int) {
+		t.Helper()
+		testenv.Within(t, 10*time.Second, fmt.Sprint(n, " deliveries"), func() bool { return f.info(t, "g").NumAckPending == n })
+	}
+	pending(2)
+	net.hold()
+	f.produce(t, 1)
+	pending(3)
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close() }()
+	<-s.ctx.Done()
+	net.pass()
+	if err := <-closed; err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"g", "strict"} {
-		if err := f.js(t).DeleteConsumer(t.Context(), f.stream, name); err != nil {
+	s = f.source(t, f.config("g"))
+	seen := map[string]bool{}
+	for len(seen) < 3 {
+		d := next(t, s)
+		if seen[d.Message.Position] = true; d.Attempt != 2 {
+			t.Errorf("%s: attempt %d, want 2", d.Message.Position, d.Attempt)
+		}
+	}
+}
+
+// A message that looks like a word of the server is a message.
+func TestStatusHeaderIsNoStatus(t *testing.T) {
+	f := open(t, embedded(t))
+	for _, code := range []string{"100", "404", "408", "409", "503"} {
+		m := &envelope.Message{Topic: f.Topic(), Body: []byte{}}
+		m.Header.Add("Status", []byte(code))
+		m.Header.Add("Description", []byte("Consumer Deleted"))
+		if err := f.Publisher(t).Publish(t.Context(), []*envelope.Message{m}).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if d := next(t, s); d.Attempt != 1 { // created again: from the oldest on
-		t.Errorf("attempt %d", d.Attempt)
+	s := f.source(t, f.config("g"))
+	for i := range 5 {
+		if d := next(t, s); d.Message.Position != fmt.Sprintf("%s/%d", f.stream, i+1) || s.Ack(t.Context(), d) != nil {
+			t.Errorf("%d: received %s", i, d.Message.Position)
+		}
+	}
+}
+
+// A consumer that was deleted, while the client was connected or away, is made
+// again, from the oldest message on, or ends the source.
+func TestDeletedConsumer(t *testing.T) {
+	for _, away := range []bool{false, true} {
+		for _, strict := range []bool{false, true} {
+			t.Run(fmt.Sprint("away ", away, ", strict ", strict), func(t *testing.T) { deletedConsumer(t, away, strict) })
+		}
+	}
+}
+
+func deletedConsumer(t *testing.T, away, strict bool) {
+	f := open(t, embedded(t))
+	f.produce(t, 1)
+	net := startProxy(t, f.url)
+	far := *f
+	far.url = net.url
+	c := f.config("g")
+	c.FailIfDeleted = strict
+	s := far.source(t, c)
+	if err := s.Ack(t.Context(), next(t, s)); err != nil {
+		t.Fatal(err)
+	}
+	if away {
+		net.cut()
+		testenv.Within(t, 10*time.Second, "the client notices", func() bool { return !s.nc.IsConnected() })
+	}
+	if err := f.js(t).DeleteConsumer(t.Context(), f.stream, "g"); err != nil {
+		t.Fatal(err)
+	}
+	net.mend()
+	if !strict {
+		if d := next(t, s); d.Attempt != 1 {
+			t.Errorf("attempt %d", d.Attempt)
+		}
+		return
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if _, err := strict.Receive(ctx); !errors.Is(err, ErrDeleted) {
+	if _, err := s.Receive(ctx); !errors.Is(err, ErrDeleted) {
 		t.Errorf("receive from a deleted consumer: %v, want ErrDeleted", err)
 	}
 }
 
-func TestBackOffIsRefused(t *testing.T) {
+// A consumer that cannot keep the promises, and names that are none, end the
+// source with an error that says why.
+func TestRefusedConsumers(t *testing.T) {
 	f := open(t, embedded(t))
-	_, err := f.js(t).CreateConsumer(t.Context(), f.stream, jetstream.ConsumerConfig{Durable: "g", AckPolicy: jetstream.AckExplicitPolicy,
-		BackOff: []time.Duration{time.Second}, MaxDeliver: 2})
+	for what, c := range map[string]jetstream.ConsumerConfig{
+		"BackOff":          {AckPolicy: jetstream.AckExplicitPolicy, BackOff: []time.Duration{time.Second}, MaxDeliver: 2},
+		"ack policy":       {AckPolicy: jetstream.AckNonePolicy},
+		"headers only":     {AckPolicy: jetstream.AckExplicitPolicy, HeadersOnly: true},
+		"pull":             {AckPolicy: jetstream.AckExplicitPolicy, DeliverSubject: "push"},
+		"invalid consumer": {},
+	} {
+		durable := strings.ReplaceAll(what, " ", "-")
+		var err error
+		switch {
+		case c.DeliverSubject != "":
+			c.Durable = durable
+			_, err = f.js(t).CreatePushConsumer(t.Context(), f.stream, c)
+		case what == "invalid consumer":
+			durable = "a.b"
+		default:
+			c.Durable = durable
+			_, err = f.js(t).CreateConsumer(t.Context(), f.stream, c)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		_, err = f.source(t, f.config(durable)).Receive(ctx)
+		cancel()
+		if err == nil || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), what) {
+			t.Errorf("%s: receive: %v", what, err)
+		}
+	}
+}
+
+// An existing consumer keeps what is not ours to say, and loses what would make
+// messages disappear.
+func TestExistingConsumerIsAdjusted(t *testing.T) {
+	f := open(t, embedded(t))
+	f.produce(t, 3)
+	_, err := f.js(t).CreateConsumer(t.Context(), f.stream, jetstream.ConsumerConfig{Durable: "g", Description: "ours",
+		AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: 3, MaxDeliver: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	if _, err := f.source(t, f.config("g")).Receive(ctx); err == nil || errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("receive: %v, want an error that says BackOff", err)
+	s := f.source(t, f.config("g"))
+	for i := range 4 {
+		d := next(t, s)
+		if d.Message.Position != f.stream+"/3" || d.Attempt != i+1 {
+			t.Errorf("received %s, attempt %d", d.Message.Position, d.Attempt)
+		}
+		if err := s.Return(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c := f.info(t, "g").Config; c.Description != "ours" || c.MaxDeliver != -1 || c.AckWait != f.ackWait {
+		t.Errorf("the consumer has %+v", c)
 	}
 }
 
