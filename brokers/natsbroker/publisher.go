@@ -7,6 +7,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,14 +26,22 @@ import (
 type PublisherConfig struct {
 	// Mode is how CloudEvents are written. Defaults to envelope.Binary.
 	Mode envelope.Mode
-	// Window is how many publishes may be unanswered at a time. Defaults to 512.
+	// Streams are the streams whose acknowledgement counts: any service that
+	// listens to a subject can answer a publish. Defaults to any stream.
+	Streams []string
+	// Window is how many publishes of one call may be unanswered at a time.
+	// Defaults to 512.
 	Window int
-	// Timeout bounds the wait for one acknowledgement. Defaults to 5 s.
+	// Timeout bounds the wait for one acknowledgement, and for the look at what
+	// the server calls a duplicate. Defaults to 5 s.
 	Timeout time.Duration
 }
 
 // Publisher publishes to JetStream. It implements brokers.Publisher. Only one
-// message of a topic and key is unanswered at a time.
+// message of a topic and key is unanswered at a time. Besides publishing to the
+// subjects it needs the permission to request $JS.API.STREAM.MSG.GET of their
+// streams: without it a repeated publish stays unknown until the stream's
+// duplicate window is over.
 type Publisher struct {
 	nc *nats.Conn
 	js jetstream.JetStream
@@ -55,7 +65,7 @@ func NewPublisher(nc *nats.Conn, c PublisherConfig) (*Publisher, error) {
 	if c.Timeout <= 0 {
 		c.Timeout = 5 * time.Second
 	}
-	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(2*c.Window), jetstream.WithPublishAsyncTimeout(c.Timeout))
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(math.MaxInt), jetstream.WithPublishAsyncTimeout(c.Timeout))
 	if err != nil {
 		return nil, fmt.Errorf("natsbroker: %w", err)
 	}
@@ -83,14 +93,22 @@ func (p *Publisher) Publish(ctx context.Context, msgs []*envelope.Message) broke
 	return res
 }
 
-// Close implements brokers.Publisher. It waits for the calls of Publish that
-// are under way, which end with their contexts or time-outs.
+// Close implements brokers.Publisher. Calls of Publish that are under way send
+// nothing more; it waits for the answers to what they have sent, which takes at
+// most twice PublisherConfig.Timeout.
 func (p *Publisher) Close() error {
 	p.mu.Lock()
 	p.closed = true
 	p.mu.Unlock()
 	p.inFlight.Wait()
+	p.js.CleanupPublisher() // what the client has on the connection for us
 	return nil
+}
+
+func (p *Publisher) isClosed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.closed
 }
 
 // slot is a message of a call and the one before it in its key, or -1.
@@ -137,11 +155,22 @@ func (p *Publisher) publishRound(ctx context.Context, msgs []*envelope.Message, 
 		}
 		futures[n], res[s.i] = p.start(ctx, msgs[s.i])
 	}
+	var verifying sync.WaitGroup
 	for n, s := range round {
-		if futures[n] != nil {
-			res[s.i] = p.await(ctx, msgs[s.i], futures[n])
+		if futures[n] == nil {
+			continue
+		}
+		ack, err := p.await(ctx, futures[n])
+		if err == nil {
+			err = p.believe(ack)
+		}
+		res[s.i] = err
+		if err == nil && ack.Duplicate {
+			p.duplicates.Add(1)
+			verifying.Go(func() { res[s.i] = p.verify(ctx, msgs[s.i], ack) })
 		}
 	}
+	verifying.Wait()
 }
 
 // start sends one message, unless it is certain that it cannot be.
@@ -152,6 +181,9 @@ func (p *Publisher) start(ctx context.Context, m *envelope.Message) (jetstream.P
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("%w: %w", brokers.ErrUnavailable, err)
+	}
+	if p.isClosed() {
+		return nil, brokers.ErrClosed
 	}
 	if !p.nc.IsConnected() {
 		// The client would keep it and send it after a reconnect, behind our
@@ -170,44 +202,24 @@ func (p *Publisher) start(ctx context.Context, m *envelope.Message) (jetstream.P
 }
 
 // await waits for the answer to one message.
-func (p *Publisher) await(ctx context.Context, m *envelope.Message, f jetstream.PubAckFuture) error {
+func (p *Publisher) await(ctx context.Context, f jetstream.PubAckFuture) (*jetstream.PubAck, error) {
 	select {
 	case ack := <-f.Ok():
-		return p.believe(ctx, m, ack)
+		return ack, nil
 	case err := <-f.Err():
-		return classify(err, true)
+		return nil, classify(err, true)
 	case <-ctx.Done():
-		return fmt.Errorf("%w: %w", brokers.ErrUnknown, ctx.Err())
+		return nil, fmt.Errorf("%w: %w", brokers.ErrUnknown, ctx.Err())
 	}
 }
 
-// believe accepts an acknowledgement. A duplicate is one only if the stored
-// message is this event: an id that another event holds would otherwise drop
-// ours and call that success. One that was deleted since had been stored.
-func (p *Publisher) believe(ctx context.Context, m *envelope.Message, ack *jetstream.PubAck) error {
+// believe refuses an acknowledgement that no stream of ours has sent.
+func (p *Publisher) believe(ack *jetstream.PubAck) error {
 	if ack.Stream == "" || ack.Sequence == 0 {
 		return fmt.Errorf("%w: the acknowledgement names no stream", brokers.ErrUnknown)
 	}
-	if !ack.Duplicate {
-		return nil
-	}
-	p.duplicates.Add(1)
-	ctx, cancel := context.WithTimeout(ctx, p.c.Timeout)
-	defer cancel()
-	stream, err := p.js.Stream(ctx, ack.Stream)
-	if err != nil {
-		return classify(err, true)
-	}
-	stored, err := stream.GetMsg(ctx, ack.Sequence)
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return nil
-	}
-	if err != nil {
-		return classify(err, true)
-	}
-	have, err := envelope.Decode(fromWire(stored.Subject, stored.Data, stored.Header))
-	if err != nil || stored.Subject != m.Topic || have.ID != m.ID || have.Source != m.Source {
-		return fmt.Errorf("%w: the stream holds another message under this message id, at sequence %d", brokers.ErrRejected, ack.Sequence)
+	if len(p.c.Streams) > 0 && !slices.Contains(p.c.Streams, ack.Stream) {
+		return fmt.Errorf("%w: stream %s has acknowledged it, which is none of PublisherConfig.Streams", brokers.ErrUnknown, ack.Stream)
 	}
 	return nil
 }
@@ -247,6 +259,9 @@ func reserved(name string) bool {
 func checkSubject(s string) error {
 	if s == "" {
 		return errors.New("the subject is empty")
+	}
+	if strings.HasPrefix(s, "$JS.") || strings.HasPrefix(s, "$SYS.") {
+		return errors.New("the subject is one for orders to the server")
 	}
 	for token := range strings.SplitSeq(s, ".") {
 		switch {

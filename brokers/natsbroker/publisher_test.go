@@ -1,17 +1,21 @@
 package natsbroker
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"pgregory.net/rapid"
 
 	"github.com/unecho/unecho/brokers"
 	"github.com/unecho/unecho/brokers/brokertest"
 	"github.com/unecho/unecho/envelope"
+	"github.com/unecho/unecho/internal/testenv"
 )
 
 func (f *fixture) stored(t testing.TB) uint64 {
@@ -52,16 +56,77 @@ func TestB44DuplicatesAreVerified(t *testing.T) {
 	}
 }
 
+// A duplicate is looked up where it is, also behind a transform of subjects, and
+// also when a replica that lags could be asked; one that was deleted was stored.
+func TestDuplicatesAreFound(t *testing.T) {
+	f := open(t, embedded(t))
+	p := f.Publisher(t).(*Publisher)
+	again := func(what string) {
+		t.Helper()
+		before := p.Duplicates()
+		for range 2 {
+			if err := p.Publish(t.Context(), []*envelope.Message{brokertest.Event(f.Topic(), what, 1)}).Err(); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		if n := p.Duplicates() - before; n != 1 {
+			t.Errorf("%s: %d duplicates, want 1", what, n)
+		}
+	}
+	again("plain")
+	_, err := f.js(t).UpdateStream(t.Context(), jetstream.StreamConfig{Name: f.stream, Subjects: []string{f.stream + ".>"}, AllowDirect: true,
+		SubjectTransform: &jetstream.SubjectTransformConfig{Source: f.stream + ".>", Destination: "moved.>"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	again("transformed")
+	gone := brokertest.Event(f.Topic(), "gone", 1)
+	if err := p.Publish(t.Context(), []*envelope.Message{gone}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := f.js(t).Stream(t.Context(), f.stream)
+	if err == nil {
+		err = stream.Purge(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Publish(t.Context(), []*envelope.Message{gone}).Err(); err != nil {
+		t.Errorf("a duplicate of what was deleted since: %v", err)
+	}
+}
+
+// Many duplicates are looked at together, not one after the other.
+func TestManyDuplicates(t *testing.T) {
+	f := open(t, embedded(t))
+	p := f.Publisher(t).(*Publisher)
+	var msgs []*envelope.Message
+	for i := range 1000 {
+		msgs = append(msgs, brokertest.Event(f.Topic(), "", i))
+	}
+	for range 2 {
+		if err := p.Publish(t.Context(), msgs).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := p.Duplicates(); n != 1000 || f.stored(t) != 1000 {
+		t.Errorf("%d duplicates, %d stored", n, f.stored(t))
+	}
+}
+
 // B45: a subject that no stream listens to is told, also when somebody else
 // does or answers.
 func TestB45NoStreamListens(t *testing.T) {
 	f := open(t, embedded(t))
-	p, err := NewPublisher(f.connect(t), PublisherConfig{Timeout: time.Second})
+	p, err := NewPublisher(f.connect(t), PublisherConfig{Timeout: time.Second, Streams: []string{f.stream}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	nc := f.connect(t)
-	for subject, answer := range map[string]string{"nobody.x": "", "listens.x": "-", "answers.x": "{}", "lies.x": `{"stream":"x","seq":0}`} {
+	if err := p.Publish(t.Context(), []*envelope.Message{brokertest.Event(f.Topic(), "k", 1)}).Err(); err != nil {
+		t.Errorf("a stream that listens: %v", err)
+	}
+	for subject, answer := range map[string]string{"nobody.x": "", "listens.x": "-", "answers.x": "{}", "lies.x": `{"stream":"x","seq":0}`, "impostor.x": `{"stream":"x","seq":7}`} {
 		if answer != "" {
 			sub, err := nc.Subscribe(subject, func(m *nats.Msg) {
 				if answer != "-" {
@@ -90,13 +155,137 @@ func TestB45NoStreamListens(t *testing.T) {
 func TestSubjectsThatAreNone(t *testing.T) {
 	f := open(t, embedded(t))
 	p := f.Publisher(t)
-	for _, subject := range []string{"", f.stream + ".a b", f.stream + "..x", f.stream + ".*", f.stream + ".>", "." + f.stream, f.stream + "."} {
+	for _, subject := range []string{"", f.stream + ".a b", f.stream + "..x", f.stream + ".*", f.stream + ".>", "." + f.stream, f.stream + ".", "$JS.API.STREAM.PURGE." + f.stream} {
 		if err := p.Publish(t.Context(), []*envelope.Message{brokertest.Event(subject, "k", 1)}).Err(); !errors.Is(err, brokers.ErrRejected) {
 			t.Errorf("%q: %v, want ErrRejected", subject, err)
 		}
 	}
 	if n := f.stored(t); n != 0 {
 		t.Errorf("%d messages stored", n)
+	}
+}
+
+// What could not be sent is unavailable, and is not sent later; what was sent
+// and not answered is unknown, and is a duplicate when it is sent again.
+func TestPublishBehindABrokenNetwork(t *testing.T) {
+	f := open(t, embedded(t))
+	net := startProxy(t, f.url)
+	far := *f
+	far.url = net.url
+	nc := far.connect(t)
+	p, err := NewPublisher(nc, PublisherConfig{Timeout: 300 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	back := func() {
+		t.Helper()
+		testenv.Within(t, 10*time.Second, "the client is back", func() bool { return nc.IsConnected() && nc.Flush() == nil })
+	}
+	event := func(n int) []*envelope.Message { return []*envelope.Message{brokertest.Event(f.Topic(), "k", n)} }
+	publish := func(n int, want error, stored uint64) {
+		t.Helper()
+		if err := p.Publish(t.Context(), event(n)).Err(); !errors.Is(err, want) {
+			t.Errorf("event %d: %v, want %v", n, err, want)
+		}
+		if got := f.stored(t); got != stored {
+			t.Errorf("event %d: %d stored, want %d", n, got, stored)
+		}
+	}
+	publish(1, nil, 1)
+	net.cut()
+	testenv.Within(t, 10*time.Second, "the client notices", func() bool { return !nc.IsConnected() })
+	publish(2, brokers.ErrUnavailable, 1)
+	net.mend()
+	back()
+	publish(3, nil, 2) // and nothing of 2
+	net.hold()
+	publish(4, brokers.ErrUnknown, 3)
+	net.pass()
+	back()
+	publish(4, nil, 3)
+	if n := p.Duplicates(); n != 1 {
+		t.Errorf("%d duplicates, want 1", n)
+	}
+}
+
+// Close lets a call send nothing more, and leaves nothing on the connection.
+func TestCloseUnderWay(t *testing.T) {
+	f := open(t, embedded(t))
+	net := startProxy(t, f.url)
+	far := *f
+	far.url = net.url
+	nc := far.connect(t)
+	before := nc.NumSubscriptions()
+	p, err := NewPublisher(nc, PublisherConfig{Timeout: time.Second, Window: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Publish(t.Context(), []*envelope.Message{brokertest.Event(f.Topic(), "", 0)}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	net.hold()
+	results := make(chan brokers.Results, 1)
+	go func() {
+		results <- p.Publish(context.Background(), []*envelope.Message{brokertest.Event(f.Topic(), "", 1), brokertest.Event(f.Topic(), "", 2)})
+	}()
+	testenv.Within(t, 10*time.Second, "the first is sent", func() bool { return f.stored(t) == 2 })
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	res := <-results
+	if !errors.Is(res[0], brokers.ErrUnknown) || !errors.Is(res[1], brokers.ErrClosed) {
+		t.Errorf("results %v, want unknown and closed", res)
+	}
+	net.pass()
+	if n := nc.NumSubscriptions(); n != before {
+		t.Errorf("%d subscriptions after Close, %d before", n, before)
+	}
+}
+
+// B13: spaces and line breaks in an id: refused, or received as they were.
+func TestB13IdsPassUnchangedOrNotAtAll(t *testing.T) {
+	f := open(t, embedded(t))
+	accepted := 0
+	for _, mode := range []envelope.Mode{envelope.Binary, envelope.Structured} {
+		p, err := NewPublisher(f.connect(t), PublisherConfig{Mode: mode})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := f.source(t, f.config(fmt.Sprint("g", mode)))
+		s.Demand(1)
+		for _, id := range []string{" a", "a ", "a", "a\nb", "a b", "a\tb", "a\r\nEvil: 1", "\u00e4", "%20", "a%0Ab", "\"a\""} {
+			m := brokertest.Event(f.Topic(), "k", 1)
+			m.ID, m.Source = id, fmt.Sprint("/mode/", mode)
+			err := p.Publish(t.Context(), []*envelope.Message{m}).Err()
+			if errors.Is(err, brokers.ErrRejected) {
+				continue
+			}
+			if err != nil {
+				t.Errorf("%v %q: %v", mode, id, err)
+				continue
+			}
+			accepted++
+			for {
+				d := next(t, s)
+				got, err := envelope.Decode(d.Message)
+				if err != nil || s.Ack(t.Context(), d) != nil {
+					t.Fatalf("%v %q: %v", mode, id, err)
+				}
+				if got.Source != m.Source {
+					continue // of the mode before
+				}
+				if got.ID != id {
+					t.Errorf("%v %q arrived as %q", mode, id, got.ID)
+				}
+				break
+			}
+		}
+		if p.Duplicates() != 0 {
+			t.Errorf("%v: %d ids were taken for another", mode, p.Duplicates())
+		}
+	}
+	if accepted < 8 {
+		t.Errorf("only %d ids were accepted", accepted)
 	}
 }
 

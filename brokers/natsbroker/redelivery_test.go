@@ -57,7 +57,10 @@ func TestB20SlowHandlersRunOnce(t *testing.T) {
 	url := embedded(t)
 	for _, replicas := range []int{1, 2} {
 		for _, inFlight := range []int{1, 4} {
-			t.Run(fmt.Sprint(replicas, " replicas, ", inFlight, " in flight"), func(t *testing.T) { slowHandlers(t, url, replicas, inFlight) })
+			t.Run(fmt.Sprint(replicas, " replicas, ", inFlight, " in flight"), func(t *testing.T) {
+				t.Parallel()
+				slowHandlers(t, url, replicas, inFlight)
+			})
 		}
 	}
 }
