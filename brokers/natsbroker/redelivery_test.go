@@ -436,8 +436,8 @@ func TestStreamThatAppearsLater(t *testing.T) {
 	next(t, s)
 }
 
-// Close is bounded although the server is gone. What was not acknowledged comes
-// back; what was may, if the client could not send that after its reconnect.
+// Close is bounded although the server is gone, and what was not acknowledged
+// comes back.
 func TestCloseWithoutAServer(t *testing.T) {
 	server := proc.StartNATS(t)
 	f := open(t, server.URL)
@@ -447,22 +447,55 @@ func TestCloseWithoutAServer(t *testing.T) {
 	d := next(t, s)
 	server.Kill()
 	testenv.Within(t, 10*time.Second, "the client notices", func() bool { return !s.nc.IsConnected() })
-	res := p.Publish(t.Context(), []*envelope.Message{brokertest.Event(f.Topic(), "k", 9)})
-	if !errors.Is(res[0], brokers.ErrUnavailable) {
-		t.Errorf("publish without a server: %v, want ErrUnavailable", res[0])
+	if err := s.Ack(t.Context(), d); err == nil {
+		t.Error("ack without a server: nil")
 	}
-	_ = s.Ack(t.Context(), d) // nil or not: it waits in the client's buffer
-	begin := time.Now()
-	if err := s.Close(); err != nil {
-		t.Error(err)
-	}
-	if took := time.Since(begin); took > 10*time.Second {
-		t.Errorf("Close took %v", took)
-	}
+	closesWithin(t, time.Second, s)
+	closesWithin(t, time.Second, p)
 	server.Restart()
 	s = f.source(t, f.config("g"))
-	seen := map[string]bool{d.Message.Position: true}
+	seen := map[string]bool{}
 	for len(seen) < 3 {
 		seen[next(t, s).Message.Position] = true
+	}
+}
+
+// A server that stands still answers no heartbeat: the claims are lost in time,
+// Close is bounded, and all goes on when the server does.
+func TestServerThatStandsStill(t *testing.T) {
+	server := proc.StartNATS(t)
+	f := open(t, server.URL)
+	f.produce(t, 1)
+	s, other := f.source(t, f.config("g")), f.source(t, f.config("h"))
+	d := next(t, s)
+	next(t, other)
+	server.Stop()
+	begin := time.Now()
+	select {
+	case <-d.Lost:
+	case <-time.After(20 * time.Second):
+		t.Fatal("Lost is not closed")
+	}
+	if took := time.Since(begin); took > f.ackWait+f.ackWait/2 {
+		t.Errorf("lost after %v, AckWait is %v", took, f.ackWait)
+	}
+	if err := s.Ack(t.Context(), d); !errors.Is(err, brokers.ErrLost) {
+		t.Errorf("ack of a lost delivery: %v, want ErrLost", err)
+	}
+	closesWithin(t, closeTimeout+pullHeartbeat+time.Second, other)
+	server.Cont()
+	if again := next(t, s); again.Attempt < 2 || s.Ack(t.Context(), again) != nil {
+		t.Errorf("attempt %d", again.Attempt)
+	}
+}
+
+func closesWithin(t testing.TB, d time.Duration, c interface{ Close() error }) {
+	t.Helper()
+	begin := time.Now()
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(begin); took > d {
+		t.Errorf("Close took %v, want at most %v", took, d)
 	}
 }
