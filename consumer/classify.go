@@ -26,11 +26,16 @@ const (
 	// ClassMalformed: the envelope names no event or cannot be read. It is
 	// dead-lettered at once.
 	ClassMalformed Class = "malformed"
+	// ClassUncertain: an earlier attempt has vanished, and the policy is that a
+	// person finds out what came of it. It is dead-lettered at once; its key
+	// stays parked.
+	ClassUncertain Class = "uncertain"
 	// ClassInProgress: another delivery of the event is at work, or has taken
 	// its lease over. It is tried again later, and no attempt is spent.
 	ClassInProgress Class = "in progress"
 	// ClassContention: the transaction lost against others as often as it was
-	// run. It is tried again later, and no attempt is spent.
+	// run, or its tenant has too many new keys. It is tried again later, and no
+	// attempt is spent.
 	ClassContention Class = "contention"
 	// ClassUnknown: the answer to the commit was lost. It is tried again at
 	// once, the key decides, and no attempt is spent.
@@ -53,11 +58,13 @@ func Classify(err error) Class {
 		return ClassInProgress
 	case isOutage(err):
 		return ClassUnavailable
-	case errors.Is(err, dedupe.ErrContention):
+	case errors.Is(err, dedupe.ErrContention), errors.Is(err, dedupe.ErrRateLimited):
 		return ClassContention
-	case IsPermanent(err):
+	case errors.Is(err, dedupe.ErrParked):
+		return ClassUncertain
+	case IsPermanent(err), errors.Is(err, dedupe.ErrReplyTooLarge):
 		return ClassPermanent
-	case errors.Is(err, envelope.ErrNoID), errors.Is(err, envelope.ErrMalformed), errors.Is(err, dedupe.ErrInvalidKey):
+	case errors.Is(err, envelope.ErrNoID), errors.Is(err, envelope.ErrMalformed), errors.Is(err, dedupe.ErrInvalidKey), errors.Is(err, dedupe.ErrWeakKey):
 		return ClassMalformed
 	}
 	return ClassFailed

@@ -14,7 +14,8 @@ import (
 type Failure struct {
 	// Message is the message as it was on the wire, bytes and headers.
 	Message *envelope.Message
-	// Class is ClassFailed (attempts spent), ClassPermanent or ClassMalformed.
+	// Class is ClassFailed (attempts spent), ClassPermanent, ClassMalformed or
+	// ClassUncertain.
 	Class Class
 	// Reason is machine-readable: for a malformed envelope what is wrong with
 	// it (envelope.Reason), otherwise the class.

@@ -146,7 +146,7 @@ func (j *job) judge(err error) (settled bool) {
 	case ClassNone:
 		j.ack()
 		return true
-	case ClassMalformed, ClassPermanent:
+	case ClassMalformed, ClassPermanent, ClassUncertain:
 		return j.bury(class, err)
 	case ClassFailed:
 		j.failures++

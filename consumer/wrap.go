@@ -112,8 +112,12 @@ func (w *wrapped) identify(raw *envelope.Message) (dedupe.Claim, *envelope.Messa
 	if err := key.Validate(); err != nil {
 		return dedupe.Claim{}, nil, err
 	}
-	fp := dedupe.Fingerprint(key, w.Content(m)...)
-	return dedupe.Claim{Key: key, Fingerprint: fp, Retain: w.Retain}, m, nil
+	meaning := w.Content(m)
+	c := dedupe.Claim{Key: key, Fingerprint: dedupe.Fingerprint(key, meaning.Parts...), Retain: w.Retain}
+	if meaning.Document != nil {
+		c.Fields = dedupe.JSONFields(key, meaning.Document)
+	}
+	return c, m, nil
 }
 
 // decode gives the message the form that a handler wants, if the extractor can.

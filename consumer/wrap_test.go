@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -72,6 +73,9 @@ func TestB14ContentDecidesAboutConflicts(t *testing.T) {
 		"raw":  {nil, dedupe.Conflict, dedupe.Conflict},
 		"json": {JSONContent, dedupe.Duplicate, dedupe.Conflict},
 		"none": {NoContent, dedupe.Duplicate, dedupe.Duplicate},
+
+		"chosen field":       {FieldsContent("/b"), dedupe.Duplicate, dedupe.Conflict},
+		"chosen other field": {FieldsContent("/a"), dedupe.Duplicate, dedupe.Duplicate},
 	} {
 		h := Wrap("c", memdedupe.NewStore(nil), func(context.Context, *memdedupe.Tx, *envelope.Message) error { return nil }, &Options{Content: c.content})
 		o := &outcomes{}
@@ -84,6 +88,38 @@ func TestB14ContentDecidesAboutConflicts(t *testing.T) {
 		if !slices.Equal(o.seen, want) {
 			t.Errorf("%s: %v, want %v", name, o.seen, want)
 		}
+	}
+}
+
+// A conflict says which fields differ, where the content is JSON.
+func TestB14ConflictsNameFields(t *testing.T) {
+	for name, c := range map[string]struct {
+		content Content
+		want    string
+	}{"json": {JSONContent, "[/amount /to/city]"}, "fields": {FieldsContent("/amount"), "[/amount /to/city]"}, "raw": {RawContent, "[]"}} {
+		d := memdedupe.NewDriver(nil)
+		h := Wrap("c", dedupe.NewTxStore(d, nil), func(context.Context, *memdedupe.Tx, *envelope.Message) error { return nil }, &Options{Content: c.content})
+		for _, body := range []string{`{"amount":1,"to":{"name":"Ann","city":"Oslo"}}`, `{"to":{"city":"Rome","name":"Ann"},"amount":2}`} {
+			if err := h.Handle(t.Context(), raw(t, "1", body)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if found := d.Conflicts(); len(found) != 1 || fmt.Sprint(found[0].Fields) != c.want {
+			t.Errorf("%s: recorded is %+v, want the fields %s", name, found, c.want)
+		}
+	}
+}
+
+func TestFieldsContentRefusesNonsense(t *testing.T) {
+	for _, pointers := range [][]string{nil, {"amount"}, {"/a", ""}} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("FieldsContent(%q) does not panic", pointers)
+				}
+			}()
+			FieldsContent(pointers...)
+		}()
 	}
 }
 

@@ -13,9 +13,13 @@ type Claim struct {
 	// Fingerprint is a digest of what the event says. The same key with
 	// another fingerprint is a [Conflict].
 	Fingerprint [32]byte
-	// Retain is how long the key is kept once it is done, by the store's
-	// clock, counted from the beginning of the transaction that did it. It
-	// must outlast every redelivery the broker can still make.
+	// Fields, if there are any, are what [JSONFields] made of the content. They
+	// are kept with the key, so that a conflict can say which fields differ.
+	Fields []byte
+	// Retain is how long the key is kept at least once it is done, by the
+	// store's clock, counted from the beginning of the transaction that did
+	// it; a store that is pruned keeps it until then. It must outlast every
+	// redelivery the broker can still make.
 	// Defaults to DefaultRetain. Negative is an error that matches ErrInvalidClaim.
 	Retain time.Duration
 }
@@ -34,8 +38,9 @@ const (
 	Processed Outcome = iota + 1
 	// Duplicate: the key was done before. The handler did not run.
 	Duplicate
-	// Conflict: the key was done before with another fingerprint. The handler
-	// did not run, the first result is intact, and the conflict is recorded.
+	// Conflict: the key was claimed before with another fingerprint. The
+	// handler did not run, the first result is intact, and the conflict is
+	// recorded: see ConflictRecord.
 	Conflict
 )
 
@@ -86,6 +91,8 @@ type Store[S any] interface {
 	//     busy. Nothing is committed, but for what fn has committed itself
 	//     behind the store's back.
 	//   - ErrInvalidKey, ErrInvalidClaim: the claim cannot be stored, ever.
+	//   - ErrReplyTooLarge: fn's reply is over the cap of the store. Nothing is
+	//     committed.
 	//   - ctx's error, if ctx was done before fn ran; nothing is committed.
 	//   - what fn returned, wrapped or not; nothing is committed.
 	//
@@ -120,4 +127,27 @@ var (
 	ErrInvalidKey = errors.New("dedupe: invalid key")
 	// ErrInvalidClaim: the claim asks for something impossible.
 	ErrInvalidClaim = errors.New("dedupe: invalid claim")
+	// ErrReplyTooLarge: the handler's reply is longer than the store keeps, and
+	// no reply is ever kept in part. Let the handler store it where large
+	// things are stored, and reply with a reference to it.
+	ErrReplyTooLarge = errors.New("dedupe: the reply is too large")
 )
+
+// DefaultMaxReply is the greatest reply that a store keeps by default, in bytes.
+const DefaultMaxReply = 64 << 10
+
+// checkReply applies a cap; negative is none.
+func checkReply(reply []byte, most int) error {
+	if most >= 0 && len(reply) > most {
+		return fmt.Errorf("%w: %d bytes, %d are kept; reply with a reference, or raise MaxReply", ErrReplyTooLarge, len(reply), most)
+	}
+	return nil
+}
+
+// maxReply is an option with its default.
+func maxReply(option int) int {
+	if option == 0 {
+		return DefaultMaxReply
+	}
+	return option
+}

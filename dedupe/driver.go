@@ -5,10 +5,14 @@ import (
 	"time"
 )
 
-// Record is what a store holds about a key that is done.
+// Record is what a store holds about a key that is done; of a lease that has
+// not ended, its fingerprint and fields are enough.
 type Record struct {
+	// Fingerprint is the claim's, as the state machine handed it to the driver.
 	Fingerprint [32]byte
-	Reply       []byte
+	// Fields are the claim's; nil if the store keeps none.
+	Fields []byte
+	Reply  []byte
 	// DoneAt is when the key was committed, by the store's clock, for people.
 	DoneAt time.Time
 }
@@ -38,18 +42,19 @@ type TxDriver[Tx any] interface {
 	// returns nil only if the server has said that the transaction is
 	// committed; an error that matches ErrUnknownOutcome if it may be, and
 	// ErrScope if the transaction is not the one that Begin opened any more,
-	// or was aborted. In any case the transaction is over, its resources are
-	// released, and using it afterwards is an error.
+	// or was aborted. A driver that sends its claim only now returns a *Taken
+	// if the key turned out to be done. In any case the transaction is over,
+	// its resources are released, and using it afterwards is an error.
 	Commit(ctx context.Context, tx Tx, c Claim, reply []byte) error
 	// Rollback ends the transaction without a trace, after a failed Commit
 	// too, where it does nothing. An error that matches ErrScope means that
 	// the handler had ended the transaction before; any other one that the
 	// connection is gone, which undoes the transaction as well.
 	Rollback(ctx context.Context, tx Tx) error
-	// Conflict records that c met a key that was done with the fingerprint of
-	// prior: one record for each key and fingerprint, however often it is
+	// Conflict keeps a record of a claim that met its key with another
+	// fingerprint: one for each key and fingerprint, however often it is
 	// called.
-	Conflict(ctx context.Context, c Claim, prior Record) error
+	Conflict(ctx context.Context, r ConflictRecord) error
 	// Classify says what an error of this driver's database means, whichever
 	// wrapping a handler put around it. It judges what the database itself has
 	// said, by its codes: an io.ErrUnexpectedEOF may as well be from a
@@ -80,3 +85,10 @@ const (
 	// or out of connections.
 	ClassUnavailable
 )
+
+// Taken is the error of a [TxDriver]'s Commit that finds the key done. Nothing
+// of the transaction is committed.
+type Taken struct{ Record }
+
+// Error says so.
+func (*Taken) Error() string { return "dedupe: the key is done" }

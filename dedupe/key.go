@@ -3,8 +3,10 @@ package dedupe
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -36,14 +38,18 @@ func (k Key) Validate() error {
 	if k.ID == "" {
 		return fmt.Errorf("%w: the id is empty", ErrInvalidKey)
 	}
-	for _, p := range [...]struct{ name, value string }{
-		{"tenant", k.Tenant}, {"consumer", k.Consumer}, {"source", k.Source}, {"id", k.ID},
-	} {
+	for _, p := range k.parts() {
 		if err := validatePart(p.value); err != nil {
 			return fmt.Errorf("%w: the %s %w", ErrInvalidKey, p.name, err)
 		}
 	}
 	return nil
+}
+
+type part struct{ name, value string }
+
+func (k Key) parts() [4]part {
+	return [...]part{{"tenant", k.Tenant}, {"consumer", k.Consumer}, {"source", k.Source}, {"id", k.ID}}
 }
 
 func validatePart(s string) error {
@@ -77,7 +83,7 @@ func (k Key) Encode() []byte {
 
 // fingerprintVersion is part of what is hashed, like storedVersion. Raising it
 // turns every redelivery of an event that was done before into a conflict.
-const fingerprintVersion = 1
+const fingerprintVersion = 2
 
 // Fingerprint digests what an event says: its identity and the parts that make
 // its meaning, in order, such as its type and its payload. Each part is hashed
@@ -86,7 +92,9 @@ const fingerprintVersion = 1
 // that a broker adds, or a time of sending.
 //
 // The identity is in it because a store keeps only 16 bytes of a key: two keys
-// that meet there differ here, and show as a [Conflict].
+// that meet there differ here, and show as a [Conflict]. The first 8 bytes name
+// the identity alone; a store sees to that for fingerprints that were made
+// otherwise, too.
 func Fingerprint(k Key, parts ...[]byte) [32]byte {
 	h := sha256.New()
 	var length [binary.MaxVarintLen64]byte
@@ -101,7 +109,7 @@ func Fingerprint(k Key, parts ...[]byte) [32]byte {
 	}
 	var sum [sha256.Size]byte
 	h.Sum(sum[:0])
-	return sum
+	return k.seal(sum)
 }
 
 // String names the consumer and a prefix of the stored form. It shows neither
@@ -116,39 +124,93 @@ func (k Key) String() string {
 // have another number, so that the two never meet by accident.
 const storedVersion = 1
 
+// KeyID is the form in which stores keep a key.
+type KeyID [16]byte
+
+// String returns the form of a UUID, as a database shows it.
+func (id KeyID) String() string {
+	s := hex.EncodeToString(id[:])
+	return s[:8] + "-" + s[8:12] + "-" + s[12:16] + "-" + s[16:20] + "-" + s[20:]
+}
+
+// ParseKeyID reads what [KeyID.String] has written; hyphens do not matter.
+func ParseKeyID(s string) (KeyID, error) {
+	b, err := hex.DecodeString(strings.ReplaceAll(s, "-", ""))
+	if err != nil || len(b) != len(KeyID{}) {
+		return KeyID{}, fmt.Errorf("%w: %q is not the id of a key: 32 hexadecimal digits, with or without hyphens", ErrInvalidKey, s)
+	}
+	return KeyID(b), nil
+}
+
+// digest is a SHA-256 of all parts.
+func (k Key) digest() (sum [sha256.Size]byte) {
+	h := sha256.New()
+	h.Write([]byte{storedVersion})
+	h.Write(k.Encode())
+	h.Sum(sum[:0])
+	return sum
+}
+
 // Stored is the form in which stores keep the key: 16 bytes that are a pure
 // function of the identity, so they fit a uuid column and can be computed
 // anywhere.
 //
-// When the id is a UUIDv7 or a ULID, the first six bytes are the time that it
-// carries, so that keys of one time lie together in an index however large it
-// grows; the rest is a SHA-256 of all parts. Otherwise all 16 bytes are. Keys
-// that meet in 16 bytes by chance differ in their fingerprint, which covers
-// the identity too, and show as a conflict instead of passing for duplicates.
-func (k Key) Stored() [16]byte {
-	h := sha256.New()
-	h.Write([]byte{storedVersion})
-	h.Write(k.Encode())
-	var sum [sha256.Size]byte
-	h.Sum(sum[:0])
-	var out [16]byte
-	copy(out[:], sum[:])
-	if ms, ok := idTime(k.ID); ok {
-		binary.BigEndian.PutUint16(out[0:], uint16(ms>>32))
-		binary.BigEndian.PutUint32(out[2:], uint32(ms))
+// When the id is a UUIDv7, a ULID or a [PositionID], the first six bytes are
+// the time or the offset that it carries, so that keys of one time lie together
+// in an index however large it grows; the rest is a SHA-256 of all parts.
+// Otherwise all 16 bytes are. Keys that meet in 16 bytes by chance show as a
+// conflict, see [ReasonIdentity], instead of passing for duplicates.
+func (k Key) Stored() KeyID {
+	sum := k.digest()
+	out := KeyID(sum[:16])
+	if lead, ok := leading(k.ID); ok {
+		binary.BigEndian.PutUint16(out[0:], uint16(lead>>32))
+		binary.BigEndian.PutUint32(out[2:], uint32(lead))
 	}
 	return out
 }
 
-// idTime returns the milliseconds since 1970 that an id carries.
-func idTime(id string) (ms uint64, ok bool) {
+// sealed is how much of a fingerprint names the identity.
+const sealed = 8
+
+// seal puts a part of the identity's digest that is not in its stored form in
+// the place of the first bytes of a fingerprint. Whatever the caller took for
+// the content, two identities never have the same fingerprint, and when two
+// fingerprints differ it shows in which of the two.
+func (k Key) seal(fp [32]byte) [32]byte {
+	sum := k.digest()
+	copy(fp[:sealed], sum[16:])
+	return fp
+}
+
+// PositionID is the id of an event that has no other name than its place in a
+// log: a partition of a Kafka topic, or a stream, that is named by Key.Source.
+// A log that was deleted and made anew counts from the beginning: give its
+// events another source.
+func PositionID(partition int, offset int64) string {
+	return fmt.Sprintf("%d@%d", partition, offset)
+}
+
+// leading returns the 48 bits of an id that rise with time.
+func leading(id string) (lead uint64, ok bool) {
 	switch len(id) {
 	case 36:
 		return uuid7Time(id)
 	case 26:
 		return ulidTime(id)
 	}
-	return 0, false
+	return positionOffset(id)
+}
+
+// positionOffset reads a [PositionID], and nothing that only looks like one.
+func positionOffset(id string) (uint64, bool) {
+	p, o, ok := strings.Cut(id, "@")
+	if !ok {
+		return 0, false
+	}
+	partition, e1 := strconv.ParseUint(p, 10, 31)
+	offset, e2 := strconv.ParseUint(o, 10, 63)
+	return offset, e1 == nil && e2 == nil && PositionID(int(partition), int64(offset)) == id
 }
 
 // uuid7Time reads "tttttttt-tttt-7xxx-yxxx-xxxxxxxxxxxx" (RFC 9562, 5.7).

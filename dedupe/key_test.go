@@ -39,13 +39,14 @@ func TestStoredIsForEver(t *testing.T) {
 		{Key{Tenant: "acme", Consumer: "billing", Source: "/shop", ID: "42"}, "96119f6b6cde8a5d8fa09e804ec12287"},
 		{Key{Consumer: "billing", Source: "/shop", ID: "0195e5a2-7c3b-7def-8a01-0123456789ab"}, "0195e5a27c3b12919d6fca0982b3a182"},
 		{Key{Consumer: "billing", Source: "/shop", ID: "01JQJT4Z1VEXV8M00H8NCRS6MH"}, "0195e5a27c3b5a13aedf6c1860001e56"},
+		{Key{Consumer: "billing", Source: "kafka:orders", ID: "7@123456789"}, "0000075bcd157755d6deb32c99ccb3da"},
 	} {
 		got := v.key.Stored()
 		if hex.EncodeToString(got[:]) != v.want {
-			t.Errorf("%v is stored as %x, it was %s", v.key, got, v.want)
+			t.Errorf("%v is stored as %x, it was %s", v.key, got[:], v.want)
 		}
 	}
-	if got := Fingerprint(Key{Consumer: "c", ID: "1"}, []byte("type"), []byte("body")); hex.EncodeToString(got[:]) != "98c1d04eb517634544cedce0f51c6698524a89ca4add894173d507c24cd50931" {
+	if got := Fingerprint(Key{Consumer: "c", ID: "1"}, []byte("type"), []byte("body")); hex.EncodeToString(got[:]) != "1aa070f8350687a1fadd63e63d1ccb2916968c62892ec83a4864f4d0cb2acbf5" {
 		t.Errorf("the fingerprint is %x", got)
 	}
 }
@@ -72,8 +73,29 @@ func TestStoredBeginsWithTheTimeOfTheID(t *testing.T) {
 		"81ARZ3NDEKTSV4RRFFQ69G5FAV", // beyond 48 bits
 		"01ARZ3NDEKTSV4RRFFQ69G5FAU", // U is no digit of a ULID
 	} {
-		if _, ok := idTime(id); ok {
+		if _, ok := leading(id); ok {
 			t.Errorf("%s is taken for an id that carries a time", id)
+		}
+	}
+}
+
+// A position's offset leads the stored form; nothing that only looks like a
+// position is taken for one.
+func TestStoredBeginsWithTheOffset(t *testing.T) {
+	k := Key{Consumer: "c", Source: "kafka:orders"}
+	for _, offset := range []int64{0, 1, 255, 1 << 40} {
+		k.ID = PositionID(3, offset)
+		got := k.Stored()
+		if lead := uint64(got[0])<<40 | uint64(got[1])<<32 | uint64(got[2])<<24 | uint64(got[3])<<16 | uint64(got[4])<<8 | uint64(got[5]); lead != uint64(offset) {
+			t.Errorf("%s is stored as %v, want it to begin with the offset", k.ID, got)
+		}
+		if other := (Key{Consumer: "c", Source: "kafka:orders", ID: PositionID(4, offset)}).Stored(); other == got || other[0] != got[0] {
+			t.Errorf("partitions 3 and 4 are stored as %v and %v", got, other)
+		}
+	}
+	for _, id := range []string{"3@", "@3", "3@-1", "-3@1", "03@1", "3@01", "3@1 ", "+3@1", "a@b", "3@1@2", "3@99999999999999999999", "99999999999@1"} {
+		if _, ok := leading(id); ok {
+			t.Errorf("%q is taken for a position", id)
 		}
 	}
 }

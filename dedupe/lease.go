@@ -3,6 +3,7 @@ package dedupe
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -45,6 +46,8 @@ type Grant struct {
 // a [Store] of it. Orders to whoever implements one:
 //
 //   - Every method decides and writes in one atomic step, by the store's clock.
+//   - A lease, or a retention, of less than [LeastLifetime] is refused by
+//     [CheckLifetimes]; more precise than that no store has to be.
 //   - owner is a random name of one claim. An Acquire whose answer was lost is
 //     sent again with the same owner, and must find its own claim, not another's.
 //   - Tokens rise for each key, whatever the store forgets.
@@ -58,19 +61,39 @@ type Grant struct {
 type LeaseDriver interface {
 	// Acquire claims c.Key for d. It returns a grant; or the record of a key
 	// that is done; or an error that matches ErrInProgress, if another owner's
-	// lease has not run out.
+	// lease has not run out, or ErrParked.
+	//
+	// A key that is claimed, unknown or parked with another fingerprint is not
+	// granted: what came of the first content must be known before another
+	// one runs. Its record is returned, as if it were done.
 	Acquire(ctx context.Context, c Claim, owner string, d time.Duration) (Grant, *Record, error)
 	// Extend makes the lease last for d from now.
 	Extend(ctx context.Context, k Key, owner string, token int64, d time.Duration) error
 	// Complete marks the key done, with reply, and keeps it for c.Retain. The
 	// same call again is no error.
 	Complete(ctx context.Context, c Claim, owner string, token int64, reply []byte) error
-	// Release gives the key up: the next claim is granted at once. unknown
-	// says whether the effect may have been brought about.
-	Release(ctx context.Context, k Key, owner string, token int64, unknown bool) error
-	// Conflict records that c met its key done with the fingerprint of prior:
-	// one record for each key and fingerprint.
-	Conflict(ctx context.Context, c Claim, prior Record) error
+	// Release gives the key up: StateFree if its effect was not brought about,
+	// StateUnknown if it may have been, StateParked to hold it for a person.
+	// The next claim of a key that is not parked is granted at once.
+	Release(ctx context.Context, k Key, owner string, token int64, to State) error
+	// Conflict keeps a record of a claim that met its key with another
+	// fingerprint: one for each key and fingerprint.
+	Conflict(ctx context.Context, r ConflictRecord) error
+}
+
+// LeastLifetime is the least that a lease or a retention may be at a driver.
+const LeastLifetime = time.Millisecond
+
+// CheckLifetimes returns an error that matches ErrInvalidClaim if one of the
+// lifetimes that a driver was given is below [LeastLifetime]. Redis takes zero
+// for no lifetime at all, or for the end of it; nobody means either.
+func CheckLifetimes(lifetimes ...time.Duration) error {
+	for _, d := range lifetimes {
+		if d < LeastLifetime {
+			return fmt.Errorf("%w: a lifetime of %v, the least is %v", ErrInvalidClaim, d, LeastLifetime)
+		}
+	}
+	return nil
 }
 
 // ErrLeaseLost: the lease is not ours any more: it ran out, and another owner
@@ -78,6 +101,22 @@ type LeaseDriver interface {
 // did after that moment was not ours to do. The delivery must not be
 // acknowledged; it comes again and meets the new owner, or its result.
 var ErrLeaseLost = errors.New("dedupe: the lease is lost")
+
+// ErrParked: an earlier owner of the key has vanished, and the policy is to let
+// a person find out what came of it, by [Admin]. Park the delivery; claiming
+// again changes nothing until the key is released or forgotten.
+var ErrParked = errors.New("dedupe: what came of an earlier attempt is not known, and the key is parked")
+
+// UnknownPolicy says what becomes of a key whose owner has vanished.
+type UnknownPolicy int
+
+const (
+	// Rerun runs the handler, which sees Lease.Unknown and derives the same
+	// keys. It is the default.
+	Rerun UnknownPolicy = iota
+	// Park runs nothing, and answers ErrParked until a person has decided.
+	Park
+)
 
 // Verdict is the answer of a [Resolver].
 type Verdict int

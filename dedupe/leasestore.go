@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 )
@@ -19,15 +20,26 @@ type LeaseOptions struct {
 	// Timeout bounds each call of the store. Defaults to a quarter of Lease,
 	// at most 5 s.
 	Timeout time.Duration
-	// Resolve is asked before a handler runs on a key whose earlier owner has
-	// vanished. By default the handler runs, and sees Lease.Unknown.
+	// Unknown says what becomes of a key whose earlier owner has vanished.
+	// Defaults to Rerun.
+	Unknown UnknownPolicy
+	// Resolve, if there is one, is asked instead of Unknown.
 	Resolve Resolver
+	// MaxReply is the greatest reply of a handler, in bytes. After a longer
+	// one the key is unknown, for the effect has been brought about, and the
+	// error matches ErrReplyTooLarge. Defaults to DefaultMaxReply; negative is
+	// no limit.
+	MaxReply int
+	// Holder names this process to people who ask who has a key: up to 100
+	// bytes of it are kept. Defaults to nothing.
+	Holder string
 }
 
 const (
 	defaultLease    = 30 * time.Second
 	leastLease      = 50 * time.Millisecond
 	maxLeaseTimeout = 5 * time.Second
+	maxHolder       = 100
 )
 
 // NewLeaseStore makes a [Store] of a lease driver. o may be nil. It panics if d
@@ -91,7 +103,7 @@ func (s *leaseStore) Once(ctx context.Context, c Claim, fn func(ctx context.Cont
 // the same name: if it had been granted it is found, instead of passing for
 // another owner's, which would hold the event up for a whole lease.
 func (s *leaseStore) acquire(ctx context.Context, c Claim) (*holding, *Record, error) {
-	h := &holding{leaseStore: s, claim: c, owner: rand.Text()}
+	h := &holding{leaseStore: s, claim: c, owner: s.name()}
 	for try := 0; ; try++ {
 		before := time.Now()
 		grant, prior, err := s.try(ctx, c, h.owner)
@@ -102,12 +114,21 @@ func (s *leaseStore) acquire(ctx context.Context, c Claim) (*holding, *Record, e
 			h.lease = Lease{Key: c.Key, Token: grant.Token, Attempt: grant.Attempt, Unknown: grant.Unknown}
 			h.until = s.safe(before)
 			return h, nil, nil
-		case errors.Is(err, ErrInProgress), errors.Is(err, ErrInvalidKey):
+		case errors.Is(err, ErrInProgress), errors.Is(err, ErrParked), errors.Is(err, ErrInvalidKey), errors.Is(err, ErrInvalidClaim):
 			return nil, nil, err
 		case try == 1 || ctx.Err() != nil:
 			return nil, nil, fmt.Errorf("%w: acquire: %w", ErrUnavailable, err)
 		}
 	}
+}
+
+// name is that of one claim: random, behind the name of the process.
+func (s *leaseStore) name() string {
+	if s.o.Holder == "" {
+		return rand.Text()
+	}
+	holder := s.o.Holder[:min(len(s.o.Holder), maxHolder)]
+	return strings.ToValidUTF8(strings.ReplaceAll(holder, "\x00", ""), "") + "/" + rand.Text()
 }
 
 func (s *leaseStore) try(ctx context.Context, c Claim, owner string) (Grant, *Record, error) {
@@ -129,7 +150,7 @@ func (s *leaseStore) settled(ctx context.Context, c Claim, prior Record) (Result
 	}
 	ctx, cancel := s.detach(ctx)
 	defer cancel()
-	if err := s.driver.Conflict(ctx, c, prior); err != nil {
+	if err := s.driver.Conflict(ctx, newConflictRecord(c, prior)); err != nil {
 		return Result{}, fmt.Errorf("%w: record a conflict: %w", ErrUnavailable, err)
 	}
 	return Result{Outcome: Conflict}, nil
@@ -139,48 +160,93 @@ func (s *leaseStore) detach(ctx context.Context) (context.Context, context.Cance
 	return context.WithTimeout(context.WithoutCancel(ctx), s.o.Timeout)
 }
 
-// run asks the resolver, runs fn under the lease, and completes.
-func (h *holding) run(ctx context.Context, fn func(ctx context.Context, l *Lease) ([]byte, error)) (Result, error) {
-	started, returned := false, false
+// run settles what is unknown, runs fn under the lease, and completes.
+func (h *holding) run(ctx context.Context, fn leaseHandler) (Result, error) {
+	if h.lease.Unknown && h.o.Resolve == nil && h.o.Unknown == Park {
+		return Result{}, h.park(ctx)
+	}
+	a := attempt{holding: h, fn: fn, outcome: Processed}
+	returned := false
 	defer func() {
 		if !returned { // fn panicked, or ended its goroutine
-			h.release(ctx, started)
+			_ = h.release(ctx, a.fate(nil)) // if it cannot be released, the lease runs out
 		}
 	}()
-	var reply []byte
-	outcome := Processed
-	err := h.extended(ctx, func(ctx context.Context) (err error) {
-		v := NotDone
-		if h.lease.Unknown && h.o.Resolve != nil {
-			l := h.lease
-			if v, reply, err = h.o.Resolve(ctx, &l); err != nil || v == AskLater {
-				return fmt.Errorf("%w: it is not known yet what came of an earlier attempt: %w", ErrInProgress, orNotYet(err))
-			}
-		}
-		if v == Done {
-			outcome = Duplicate
-			return nil
-		}
-		started = true
-		l := h.lease
-		reply, err = fn(ctx, &l)
-		return err
-	})
+	err := h.extended(ctx, a.run)
 	returned = true
 	switch {
 	case errors.Is(err, ErrLeaseLost):
 		return Result{}, err
 	case err != nil:
-		// A handler that says that it failed has failed: what it did before
-		// is its own to know, and the next attempt's key is the same. If the
-		// earlier owner's fate was open and fn did not run, it still is.
-		h.release(ctx, h.lease.Unknown && !started)
+		_ = h.release(ctx, a.fate(err))
 		return Result{}, err
 	}
-	if err := h.complete(ctx, reply); err != nil {
+	if err := h.complete(ctx, a.reply); err != nil {
 		return Result{}, err
 	}
-	return Result{Outcome: outcome, Reply: reply}, nil
+	return Result{Outcome: a.outcome, Reply: a.reply}, nil
+}
+
+// leaseHandler is the function of [Store.Once].
+type leaseHandler = func(ctx context.Context, l *Lease) ([]byte, error)
+
+// attempt is one run of a handler, or of the resolver in its place.
+type attempt struct {
+	*holding
+	fn      leaseHandler
+	started bool
+	outcome Outcome
+	reply   []byte
+}
+
+func (a *attempt) run(ctx context.Context) (err error) {
+	v := NotDone
+	if a.lease.Unknown && a.o.Resolve != nil {
+		l := a.lease
+		if v, a.reply, err = a.o.Resolve(ctx, &l); err != nil || v == AskLater {
+			return fmt.Errorf("%w: it is not known yet what came of an earlier attempt: %w", ErrInProgress, orNotYet(err))
+		}
+	}
+	if v == Done {
+		a.outcome = Duplicate
+		return checkReply(a.reply, maxReply(a.o.MaxReply))
+	}
+	a.started = true
+	l := a.lease
+	if a.reply, err = a.fn(ctx, &l); err != nil {
+		return err
+	}
+	return checkReply(a.reply, maxReply(a.o.MaxReply))
+}
+
+// fate is what is known about the effect after an attempt that did not
+// succeed; err is nil if it did not return.
+//
+// A handler that says that it failed has failed: what it did before is its own
+// to know, and the next attempt's key is the same. One that panicked may have
+// been anywhere, and one whose reply is too large has had its effect. If the
+// earlier owner's fate was open and the handler did not run, it still is.
+func (a *attempt) fate(err error) State {
+	switch {
+	case a.started && (err == nil || errors.Is(err, ErrReplyTooLarge)):
+		return StateUnknown
+	case a.lease.Unknown && !a.started:
+		return StateUnknown
+	}
+	return StateFree
+}
+
+// park gives the key into the hands of a person. Until the store has said that
+// it did, the key only counts as claimed.
+func (h *holding) park(ctx context.Context) error {
+	err := h.release(ctx, StateParked)
+	switch {
+	case err == nil:
+		return fmt.Errorf("%w (attempt %d)", ErrParked, h.lease.Attempt-1)
+	case errors.Is(err, ErrLeaseLost):
+		return err
+	}
+	return fmt.Errorf("%w: park: %w", ErrUnavailable, err)
 }
 
 var errNotYet = errors.New("the resolver says later")
@@ -258,9 +324,9 @@ func (h *holding) complete(ctx context.Context, reply []byte) (err error) {
 	return fmt.Errorf("%w: complete: %w", ErrUnknownOutcome, err)
 }
 
-// release gives the key up, if it can; otherwise the lease runs out.
-func (h *holding) release(ctx context.Context, unknown bool) {
+// release gives the key up.
+func (h *holding) release(ctx context.Context, to State) error {
 	ctx, cancel := h.detach(ctx)
 	defer cancel()
-	_ = h.driver.Release(ctx, h.claim.Key, h.owner, h.lease.Token, unknown)
+	return h.driver.Release(ctx, h.claim.Key, h.owner, h.lease.Token, to)
 }

@@ -19,6 +19,9 @@ type TxOptions struct {
 	// has succeeded is not undone because its deadline passed a moment later,
 	// and a commit that is cut off would only be unknown. Defaults to 10 s.
 	CommitTimeout time.Duration
+	// MaxReply is the greatest reply of a handler, in bytes. A longer one is
+	// ErrReplyTooLarge. Defaults to DefaultMaxReply; negative is no limit.
+	MaxReply int
 }
 
 const (
@@ -37,7 +40,9 @@ func NewTxStore[Tx any](d TxDriver[Tx], o *TxOptions) Store[Tx] {
 	}
 	s := &txStore[Tx]{driver: d, retries: defaultRetries, commitTimeout: defaultCommitTimeout}
 	s.explainer, _ = d.(Explainer[Tx])
+	s.maxReply = DefaultMaxReply
 	if o != nil {
+		s.maxReply = maxReply(o.MaxReply)
 		if o.Retries != 0 {
 			s.retries = max(o.Retries, 0)
 		}
@@ -53,6 +58,7 @@ type txStore[Tx any] struct {
 	explainer     Explainer[Tx] // nil if the driver sees nothing
 	retries       int
 	commitTimeout time.Duration
+	maxReply      int
 }
 
 // handler is the function of [Store.Once].
@@ -114,7 +120,7 @@ func (s *txStore[Tx]) settled(ctx context.Context, c Claim, prior Record) (Resul
 	}
 	ctx, cancel := s.detach(ctx)
 	defer cancel()
-	if err := s.driver.Conflict(ctx, c, prior); err != nil {
+	if err := s.driver.Conflict(ctx, newConflictRecord(c, prior)); err != nil {
 		return Result{}, s.storeFault(ctx, "record a conflict", err)
 	}
 	return Result{Outcome: Conflict}, nil
@@ -131,10 +137,18 @@ func (s *txStore[Tx]) run(ctx context.Context, c Claim, tx Tx, fn handler[Tx]) (
 	}()
 	reply, err := fn(ctx, tx)
 	returned = true
+	if err == nil {
+		err = checkReply(reply, s.maxReply)
+	}
 	if err != nil {
 		return Result{}, s.failed(ctx, tx, err)
 	}
-	if err := s.commit(ctx, tx, c, reply); err != nil {
+	err = s.commit(ctx, tx, c, reply)
+	var taken *Taken
+	switch {
+	case errors.As(err, &taken):
+		return s.settled(ctx, c, taken.Record)
+	case err != nil:
 		return Result{}, err
 	}
 	return Result{Outcome: Processed, Reply: reply}, nil
@@ -190,7 +204,7 @@ func (s *txStore[Tx]) commit(ctx context.Context, tx Tx, c Claim, reply []byte) 
 	switch {
 	case err == nil:
 		return nil
-	case isKnown(err):
+	case isKnown(err), errors.As(err, new(*Taken)):
 		return err
 	case s.driver.Classify(err) == ClassUnavailable:
 		return fmt.Errorf("%w: commit: %w", ErrUnavailable, err)
@@ -212,7 +226,7 @@ func (s *txStore[Tx]) detach(ctx context.Context) (context.Context, context.Canc
 // isKnown reports whether a driver has put its error into one of the classes
 // that callers act on.
 func isKnown(err error) bool {
-	for _, known := range [...]error{ErrInProgress, ErrUnknownOutcome, ErrScope, ErrUnavailable, ErrInvalidKey} {
+	for _, known := range [...]error{ErrInProgress, ErrUnknownOutcome, ErrScope, ErrUnavailable, ErrInvalidKey, ErrInvalidClaim} {
 		if errors.Is(err, known) {
 			return true
 		}
@@ -245,6 +259,8 @@ func (c Claim) normal() (Claim, error) {
 	if c.Retain == 0 {
 		c.Retain = DefaultRetain
 	}
+	c.Retain = max(c.Retain, LeastLifetime)
+	c.Fingerprint = c.Key.seal(c.Fingerprint)
 	return c, nil
 }
 

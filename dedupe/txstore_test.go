@@ -30,9 +30,10 @@ type scripted struct {
 	conflict error
 	explain  error
 
-	calls  []string
-	claims []dedupe.Claim
-	ends   []context.Context // of commits and rollbacks
+	calls     []string
+	conflicts []dedupe.ConflictRecord
+	claims    []dedupe.Claim
+	ends      []context.Context // of commits and rollbacks
 }
 
 func (d *scripted) called(name string, script *[]error) error {
@@ -61,7 +62,8 @@ func (d *scripted) Rollback(ctx context.Context, _ int) error {
 	return errors.Join(d.rollback, ctx.Err())
 }
 
-func (d *scripted) Conflict(ctx context.Context, _ dedupe.Claim, _ dedupe.Record) error {
+func (d *scripted) Conflict(ctx context.Context, r dedupe.ConflictRecord) error {
+	d.conflicts = append(d.conflicts, r)
 	_ = d.called("conflict", nil)
 	return errors.Join(d.conflict, ctx.Err())
 }
@@ -98,7 +100,13 @@ var classes = []error{
 // TestVerdicts: which error of the driver or the handler becomes which class,
 // and how often what is called.
 func TestVerdicts(t *testing.T) {
-	same, other := claimOf("1").Fingerprint, [32]byte{1}
+	var same, other [32]byte // as a store keeps them
+	{
+		d := scripted{}
+		_, _ = dedupe.NewTxStore(&d, nil).Once(t.Context(), claimOf("1"), returns(nil))
+		same, other = d.claims[0].Fingerprint, d.claims[0].Fingerprint
+		other[31]++
+	}
 	timedOut := fmt.Errorf("statement: %w", context.DeadlineExceeded)
 	scope := fmt.Errorf("rollback: %w", dedupe.ErrScope)
 	for name, tc := range map[string]struct {

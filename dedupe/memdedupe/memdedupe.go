@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,7 +41,7 @@ type Driver struct {
 	mu        sync.Mutex
 	slots     map[dedupe.Key]*slot
 	expiry    expiryQueue // of slots that are done
-	conflicts map[conflict]dedupe.Claim
+	conflicts map[conflict]dedupe.ConflictRecord
 }
 
 // slot is what is known about one key. A key that nobody holds or has done has
@@ -58,7 +60,7 @@ type conflict struct {
 
 // NewDriver returns an empty driver. o may be nil.
 func NewDriver(o *Options) *Driver {
-	d := &Driver{wait: defaultWait, slots: make(map[dedupe.Key]*slot), conflicts: make(map[conflict]dedupe.Claim)}
+	d := &Driver{wait: defaultWait, slots: make(map[dedupe.Key]*slot), conflicts: make(map[conflict]dedupe.ConflictRecord)}
 	if o != nil && o.Wait != 0 {
 		d.wait = max(o.Wait, 0)
 	}
@@ -121,7 +123,7 @@ func (d *Driver) Commit(_ context.Context, tx *Tx, c dedupe.Claim, reply []byte)
 		apply()
 	}
 	s := tx.slot
-	s.record = &dedupe.Record{Fingerprint: c.Fingerprint, Reply: clone(reply), DoneAt: time.Now()}
+	s.record = &dedupe.Record{Fingerprint: c.Fingerprint, Fields: clone(c.Fields), Reply: clone(reply), DoneAt: time.Now()}
 	s.expires = tx.begun.Add(c.Retain)
 	d.expiry.push(s)
 	close(s.changed)
@@ -141,10 +143,14 @@ func (d *Driver) Rollback(_ context.Context, tx *Tx) error {
 }
 
 // Conflict implements [dedupe.TxDriver].
-func (d *Driver) Conflict(_ context.Context, c dedupe.Claim, _ dedupe.Record) error {
+func (d *Driver) Conflict(_ context.Context, r dedupe.ConflictRecord) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.conflicts[conflict{c.Key, c.Fingerprint}] = c
+	id := conflict{r.Key, r.Fingerprint}
+	if _, ok := d.conflicts[id]; !ok {
+		r.SeenAt = time.Now()
+		d.conflicts[id] = r
+	}
 	return nil
 }
 
@@ -156,16 +162,12 @@ func (d *Driver) Classify(err error) dedupe.Class {
 	return dedupe.ClassOther
 }
 
-// Conflicts returns the claims that met their key done with another
-// fingerprint, one for each key and fingerprint, in no order.
-func (d *Driver) Conflicts() []dedupe.Claim {
+// Conflicts returns what was recorded of claims that met their key done with
+// another fingerprint, one for each key and fingerprint, in no order.
+func (d *Driver) Conflicts() []dedupe.ConflictRecord {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	out := make([]dedupe.Claim, 0, len(d.conflicts))
-	for _, c := range d.conflicts {
-		out = append(out, c)
-	}
-	return out
+	return slices.Collect(maps.Values(d.conflicts))
 }
 
 // expire drops the keys whose time is over at now. The caller holds mu.

@@ -3,6 +3,7 @@ package memdedupe
 import (
 	"container/heap"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 )
@@ -52,6 +53,11 @@ type expiryQueue []*slot
 
 func (q *expiryQueue) push(s *slot) { heap.Push((*byExpiry)(q), s) }
 func (q *expiryQueue) pop() *slot   { return heap.Pop((*byExpiry)(q)).(*slot) }
+func (q *expiryQueue) remove(s *slot) {
+	if i := slices.Index(*q, s); i >= 0 {
+		heap.Remove((*byExpiry)(q), i)
+	}
+}
 
 // byExpiry is an expiryQueue to container/heap.
 type byExpiry []*slot

@@ -33,45 +33,58 @@ func TestConformanceModes(t *testing.T) {
 	}
 }
 
-// harness implements storetest.Harness and all of its powers.
-type harness struct {
+// base is what the stores have in common.
+type base struct {
 	*pgcut.Proxy
 	pool   *pgxpool.Pool // of the store, through the proxy
 	direct *pgxpool.Pool
-	store  dedupe.Store[pgx.Tx]
+	o      pgdedupe.Options
+}
+
+// harness implements storetest.Harness and all of its powers but Eager.
+type harness struct {
+	base
+	store dedupe.Store[pgx.Tx]
 }
 
 func open(o pgdedupe.Options, mode pgx.QueryExecMode) storetest.Open[pgx.Tx] {
 	return func(tb testing.TB, s storetest.Settings) storetest.Harness[pgx.Tx] {
 		tb.Helper()
-		o.LockWait = s.Wait
-		conns := s.Conns
-		if conns == 0 {
-			conns = 8
-		}
-		url := testenv.SchemaURL(tb)
-		h := &harness{direct: testenv.PoolOf(tb, url, 2)}
-		var through string
-		h.Proxy, through = pgcut.Start(tb, url)
-		cfg, err := pgxpool.ParseConfig(through)
-		if err != nil {
-			tb.Fatal(err)
-		}
-		cfg.MaxConns = int32(conns)
-		cfg.ConnConfig.DefaultQueryExecMode = mode
-		if h.pool, err = pgxpool.NewWithConfig(context.Background(), cfg); err != nil {
-			tb.Fatal(err)
-		}
-		tb.Cleanup(h.pool.Close)
-		if err := pgdedupe.Migrate(tb.Context(), h.direct, &o); err != nil {
-			tb.Fatal(err)
-		}
-		if _, err := h.direct.Exec(tb.Context(), "create table effect (name text not null)"); err != nil {
-			tb.Fatal(err)
-		}
+		h := &harness{base: openBase(tb, &o, mode, s)}
 		h.store = pgdedupe.NewStore(h.pool, &o)
 		return h
 	}
+}
+
+// openBase migrates a schema of its own, and sets in o what a case asks for.
+func openBase(tb testing.TB, o *pgdedupe.Options, mode pgx.QueryExecMode, s storetest.Settings) base {
+	tb.Helper()
+	o.LockWait = s.Wait
+	conns := s.Conns
+	if conns == 0 {
+		conns = 8
+	}
+	url := testenv.SchemaURL(tb)
+	h := base{direct: testenv.PoolOf(tb, url, 2), o: *o}
+	var through string
+	h.Proxy, through = pgcut.Start(tb, url)
+	cfg, err := pgxpool.ParseConfig(through)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cfg.MaxConns = int32(conns)
+	cfg.ConnConfig.DefaultQueryExecMode = mode
+	if h.pool, err = pgxpool.NewWithConfig(context.Background(), cfg); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(h.pool.Close)
+	if err := pgdedupe.Migrate(tb.Context(), h.direct, o); err != nil {
+		tb.Fatal(err)
+	}
+	if _, err := h.direct.Exec(tb.Context(), "create table effect (name text not null)"); err != nil {
+		tb.Fatal(err)
+	}
+	return h
 }
 
 func (h *harness) Store() dedupe.Store[pgx.Tx] { return h.store }
@@ -81,17 +94,17 @@ func (h *harness) Add(ctx context.Context, tx pgx.Tx, name string) error {
 	return err
 }
 
-func (h *harness) Count(tb testing.TB, name string) int {
+func (h *base) Count(tb testing.TB, name string) int {
 	tb.Helper()
 	return h.count(tb, "select count(*) from effect where name = $1", name)
 }
 
-func (h *harness) Conflicts(tb testing.TB) int {
+func (h *base) Conflicts(tb testing.TB) int {
 	tb.Helper()
 	return h.count(tb, "select count(*) from unecho_conflict")
 }
 
-func (h *harness) count(tb testing.TB, sql string, args ...any) (n int) {
+func (h *base) count(tb testing.TB, sql string, args ...any) (n int) {
 	tb.Helper()
 	if err := h.direct.QueryRow(tb.Context(), sql, args...).Scan(&n); err != nil {
 		tb.Fatal(err)
@@ -99,9 +112,20 @@ func (h *harness) count(tb testing.TB, sql string, args ...any) (n int) {
 	return n
 }
 
-func (h *harness) InUse() int { return int(h.pool.Stat().AcquiredConns()) }
+func (h *base) Admin() dedupe.Admin { return pgdedupe.NewAdmin(h.direct, &h.o) }
 
-func (h *harness) Lost() error { return &pgconn.PgError{Severity: "ERROR", Code: "40001"} }
+func (h *base) Prune(tb testing.TB) int {
+	tb.Helper()
+	n, err := pgdedupe.Prune(tb.Context(), h.direct, &h.o, 0)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return n
+}
+
+func (h *base) InUse() int { return int(h.pool.Stat().AcquiredConns()) }
+
+func (h *base) Lost() error { return &pgconn.PgError{Severity: "ERROR", Code: "40001"} }
 
 func (h *harness) Abort(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, "select 1/0")

@@ -24,7 +24,7 @@ type driver struct {
 }
 
 // maxVanished is how often a claim begins again because the winner that it met
-// has expired or was pruned before it could be read.
+// was pruned before it could be read.
 const maxVanished = 5
 
 // Begin implements dedupe.TxDriver. A key that is new takes one round trip
@@ -35,22 +35,22 @@ func (d *driver) Begin(ctx context.Context, c dedupe.Claim) (pgx.Tx, *dedupe.Rec
 		return nil, nil, err
 	}
 	s := newSession(conn)
-	statement := d.sql.Claim
 	for range maxVanished {
-		t, err := d.claim(ctx, s, statement, c)
+		t, err := d.claim(ctx, s, c)
 		if t != nil || err != nil {
 			return t.orNil(), nil, err
 		}
-		prior, err := d.winner(ctx, s, c)
+		prior, err := d.winner(ctx, s.pgx, c.Key, "rollback")
 		if prior != nil || err != nil {
 			s.release()
 			return nil, prior, err
 		}
-		statement = d.sql.Takeover
 	}
 	s.release()
-	return nil, nil, fmt.Errorf("pgdedupe: %w: its record has come and gone %d times", dedupe.ErrInProgress, maxVanished)
+	return nil, nil, errVanishing
 }
+
+var errVanishing = fmt.Errorf("pgdedupe: %w: its record has come and gone %d times", dedupe.ErrInProgress, maxVanished)
 
 // acquire waits a bounded time for a connection.
 func (d *driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
@@ -71,12 +71,12 @@ func (d *driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 // claim opens a transaction and claims the key, in one round trip. It returns
 // nil and no error if the key was there; the transaction is open then. After an
 // error it is not, and the connection is back in the pool.
-func (d *driver) claim(ctx context.Context, s *session, statement string, c dedupe.Claim) (*tx, error) {
+func (d *driver) claim(ctx context.Context, s *session, c dedupe.Claim) (*tx, error) {
 	bounded, cancel := context.WithTimeout(ctx, d.o.LockWait+d.o.Timeout)
 	defer cancel()
 	b := &pgx.Batch{}
 	b.BeginTx(pgx.TxOptions{IsoLevel: d.o.Isolation})
-	b.Queue(statement, d.claimArgs(c)...)
+	b.Queue(d.sql.Claim, d.claimArgs(c)...)
 	br := s.pgx.SendBatch(bounded, b)
 	inner := br.Tx()
 	_, err := br.Exec()
@@ -103,7 +103,15 @@ func (d *driver) claim(ctx context.Context, s *session, statement string, c dedu
 
 func (d *driver) claimArgs(c dedupe.Claim) []any {
 	args := []any{uuid(c.Key), c.Fingerprint[:], pgkeys.Microseconds(c.Retain), strconv.FormatInt(pgkeys.Milliseconds(d.o.LockWait), 10)}
-	return append(args, d.readable(c.Key)...)
+	return append(append(args, d.readable(c.Key)...), d.fields(c))
+}
+
+// fields are kept where the readable parts are: they are names that people use.
+func (d *driver) fields(c dedupe.Claim) []byte {
+	if d.o.Anonymous {
+		return nil
+	}
+	return c.Fields
 }
 
 func uuid(k dedupe.Key) pgtype.UUID { return pgtype.UUID{Bytes: k.Stored(), Valid: true} }
@@ -130,22 +138,26 @@ func (d *driver) claimError(ctx context.Context, err error) error {
 	return fmt.Errorf("pgdedupe: %w", err)
 }
 
-// winner reads who has done the key, and ends the transaction, in one round
-// trip. It has to be a statement of its own: the one that met the winner's row
-// does not see it. nil and no error: there is none any more.
-func (d *driver) winner(ctx context.Context, s *session, c dedupe.Claim) (*dedupe.Record, error) {
+// sender is what winner needs of a connection or a transaction.
+type sender interface {
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+// winner reads who has done the key, and does what else is to be done, in one
+// round trip. It has to be a statement of its own: the one that met the
+// winner's row does not see it. nil and no error: there is none any more.
+func (d *driver) winner(ctx context.Context, on sender, k dedupe.Key, then ...string) (*dedupe.Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.o.Timeout)
 	defer cancel()
 	b := &pgx.Batch{}
-	b.Queue(d.sql.Winner, uuid(c.Key))
-	b.Queue("rollback")
-	br := s.pgx.SendBatch(ctx, b)
-	var (
-		r           dedupe.Record
-		fingerprint []byte
-		expired     bool
-	)
-	err := br.QueryRow().Scan(&fingerprint, &r.Reply, &r.DoneAt, &expired)
+	b.Queue(d.sql.Winner, uuid(k))
+	for _, statement := range then {
+		b.Queue(statement)
+	}
+	br := on.SendBatch(ctx, b)
+	var r dedupe.Record
+	var fingerprint []byte
+	err := br.QueryRow().Scan(&fingerprint, &r.Fields, &r.Reply, &r.DoneAt)
 	gone := errors.Is(err, pgx.ErrNoRows)
 	if gone {
 		err = nil
@@ -156,7 +168,7 @@ func (d *driver) winner(ctx context.Context, s *session, c dedupe.Claim) (*dedup
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("pgdedupe: read the record of the key: %w", err)
-	case gone, expired:
+	case gone:
 		return nil, nil
 	}
 	copy(r.Fingerprint[:], fingerprint)
@@ -164,17 +176,21 @@ func (d *driver) winner(ctx context.Context, s *session, c dedupe.Claim) (*dedup
 }
 
 // Conflict implements dedupe.TxDriver.
-func (d *driver) Conflict(ctx context.Context, c dedupe.Claim, prior dedupe.Record) error {
+func (d *driver) Conflict(ctx context.Context, r dedupe.ConflictRecord) error {
 	conn, err := d.acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer conn.Release()
-	args := []any{uuid(c.Key), c.Fingerprint[:], prior.Fingerprint[:], pgkeys.Microseconds(c.Retain)}
-	if _, err := conn.Exec(ctx, d.sql.Conflict, append(args, d.readable(c.Key)...)...); err != nil {
+	if _, err := conn.Exec(ctx, d.sql.Conflict, d.conflictArgs(r)...); err != nil {
 		return fmt.Errorf("pgdedupe: %w", err)
 	}
 	return nil
+}
+
+func (d *driver) conflictArgs(r dedupe.ConflictRecord) []any {
+	args := []any{uuid(r.Key), r.Fingerprint[:], r.First[:], string(r.Reason), pgkeys.Fields(r.Fields)}
+	return append(args, d.readable(r.Key)...)
 }
 
 // Classify implements dedupe.TxDriver.

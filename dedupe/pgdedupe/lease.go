@@ -64,9 +64,12 @@ func newLeaseDriver(pool *pgxpool.Pool, o *Options) *leaseDriver {
 // cannot see it. Between the two the key may change hands, which can only make
 // it look busier than it is.
 func (l *leaseDriver) Acquire(ctx context.Context, c dedupe.Claim, owner string, lease time.Duration) (dedupe.Grant, *dedupe.Record, error) {
+	if err := dedupe.CheckLifetimes(lease, c.Retain); err != nil {
+		return dedupe.Grant{}, nil, err
+	}
 	var g dedupe.Grant
 	args := append([]any{uuid(c.Key), c.Fingerprint[:], owner, pgkeys.Microseconds(lease)}, l.d.readable(c.Key)...)
-	err := l.d.pool.QueryRow(ctx, l.sql.Acquire, args...).Scan(&g.Token, &g.Attempt, &g.Unknown)
+	err := l.d.pool.QueryRow(ctx, l.sql.Acquire, append(args, l.d.fields(c))...).Scan(&g.Token, &g.Attempt, &g.Unknown)
 	if err == nil {
 		return g, nil, nil
 	}
@@ -83,34 +86,54 @@ func (l *leaseDriver) holder(ctx context.Context, c dedupe.Claim, owner string) 
 	var fp []byte
 	var r dedupe.Record
 	var doneAt *time.Time
-	err := l.d.pool.QueryRow(ctx, l.sql.Holder, uuid(c.Key)).Scan(&state, &has, &g.Token, &g.Attempt, &g.Unknown, &fp, &r.Reply, &doneAt)
+	err := l.d.pool.QueryRow(ctx, l.sql.Holder, uuid(c.Key)).Scan(&state, &has, &g.Token, &g.Attempt, &g.Unknown, &fp, &r.Fields, &r.Reply, &doneAt)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return dedupe.Grant{}, nil, fmt.Errorf("%w: it has just been given up", dedupe.ErrInProgress)
 	case err != nil:
 		return dedupe.Grant{}, nil, fmt.Errorf("pgdedupe: acquire: %w", err)
-	case state == "d" && len(fp) == len(r.Fingerprint) && doneAt != nil:
-		r.Fingerprint, r.DoneAt = [32]byte(fp), *doneAt
+	}
+	copy(r.Fingerprint[:], fp)
+	if doneAt != nil {
+		r.DoneAt = *doneAt
+	}
+	switch {
+	case state == "d":
+		return dedupe.Grant{}, &r, nil
+	case r.Fingerprint != c.Fingerprint && (state != "f" || g.Unknown): // another content, of which it is not known what came
+		r.Reply = nil
 		return dedupe.Grant{}, &r, nil
 	case state == "r" && has == owner: // our own claim, whose answer was lost
 		return g, nil, nil
+	case state == "p":
+		return dedupe.Grant{}, nil, dedupe.ErrParked
 	}
 	return dedupe.Grant{}, nil, dedupe.ErrInProgress
 }
 
 // Extend implements dedupe.LeaseDriver.
 func (l *leaseDriver) Extend(ctx context.Context, k dedupe.Key, owner string, token int64, lease time.Duration) error {
+	if err := dedupe.CheckLifetimes(lease); err != nil {
+		return err
+	}
 	return l.change(ctx, "extend", l.sql.Extend, uuid(k), owner, token, pgkeys.Microseconds(lease))
 }
 
 // Complete implements dedupe.LeaseDriver.
 func (l *leaseDriver) Complete(ctx context.Context, c dedupe.Claim, owner string, token int64, reply []byte) error {
+	if err := dedupe.CheckLifetimes(c.Retain); err != nil {
+		return err
+	}
 	return l.change(ctx, "complete", l.sql.Complete, uuid(c.Key), owner, token, c.Fingerprint[:], reply, pgkeys.Microseconds(c.Retain))
 }
 
 // Release implements dedupe.LeaseDriver.
-func (l *leaseDriver) Release(ctx context.Context, k dedupe.Key, owner string, token int64, unknown bool) error {
-	return l.change(ctx, "release", l.sql.Release, uuid(k), owner, token, unknown)
+func (l *leaseDriver) Release(ctx context.Context, k dedupe.Key, owner string, token int64, to dedupe.State) error {
+	state, unknown, ok := pgkeys.Released(to)
+	if !ok {
+		return fmt.Errorf("pgdedupe: release: %w: no lease is given up as %v", dedupe.ErrWrongState, to)
+	}
+	return l.change(ctx, "release", l.sql.Release, uuid(k), owner, token, state, unknown)
 }
 
 func (l *leaseDriver) change(ctx context.Context, what, sql string, args ...any) error {
@@ -125,6 +148,6 @@ func (l *leaseDriver) change(ctx context.Context, what, sql string, args ...any)
 }
 
 // Conflict implements dedupe.LeaseDriver.
-func (l *leaseDriver) Conflict(ctx context.Context, c dedupe.Claim, prior dedupe.Record) error {
-	return l.d.Conflict(ctx, c, prior)
+func (l *leaseDriver) Conflict(ctx context.Context, r dedupe.ConflictRecord) error {
+	return l.d.Conflict(ctx, r)
 }

@@ -31,9 +31,9 @@ type Options struct {
 	// answer of the database that the store itself waits for, beside
 	// LockWait. Defaults to 10 s.
 	Timeout time.Duration
-	// Anonymous leaves the readable parts of the key out of the tables:
-	// tenant, consumer, source and id may be personal data, and nothing but
-	// people reads them. Defaults to keeping them.
+	// Anonymous leaves the readable parts of the key, and the names of fields,
+	// out of the tables: tenant, consumer, source and id may be personal data,
+	// and nothing but people reads them. Defaults to keeping them.
 	Anonymous bool
 	// Tx are the settings of the transactions.
 	Tx dedupe.TxOptions
@@ -95,8 +95,13 @@ func (o *Options) normal() Options {
 		n.LockWait = defaultLockWait
 	}
 	n.LockWait = max(n.LockWait, 0)
-	if n.Timeout <= 0 {
-		n.Timeout = defaultTimeout
-	}
+	n.Timeout = n.timeout()
 	return n
+}
+
+func (o *Options) timeout() time.Duration {
+	if o == nil || o.Timeout <= 0 {
+		return defaultTimeout
+	}
+	return o.Timeout
 }

@@ -346,18 +346,23 @@ func TestPrune(t *testing.T) {
 	f := newFixture(t, 2)
 	f.exec(`insert into unecho_key (key, done_at, expires_at, fingerprint)
 		select gen_random_uuid(), now(), now() - interval '1 second', '' from generate_series(1, 2500)`)
-	f.exec(`insert into unecho_conflict (key, seen_at, expires_at, fingerprint, first_fingerprint)
-		select gen_random_uuid(), now(), now() - interval '1 second', '', '' from generate_series(1, 5)`)
+	f.exec(`insert into unecho_key (key, done_at, expires_at, fingerprint)
+		select gen_random_uuid(), now(), now() - interval '1 second', '' from generate_series(1, 2)`)
+	f.exec(`insert into unecho_conflict (key, seen_at, fingerprint, first_fingerprint)
+		select key, now(), '1', '' from (select key from unecho_key order by key limit 2) as k`)
 	f.exec(`insert into unecho_key (key, done_at, expires_at, fingerprint)
 		select gen_random_uuid(), now(), now() + interval '1 minute', '' from generate_series(1, 7)`)
-	for _, tc := range []struct{ limit, want, left int }{{1, 1, 2506}, {1700, 1700, 806}, {0, 804, 7}, {0, 0, 7}} {
+	for _, tc := range []struct{ limit, want, left int }{{1, 1, 2508}, {1700, 1700, 808}, {0, 799, 9}, {0, 0, 9}} {
 		n, err := pgdedupe.Prune(t.Context(), f.pool, nil, tc.limit)
 		if err != nil || n != tc.want {
 			t.Errorf("Prune(%d) = %d, %v; want %d", tc.limit, n, err, tc.want)
 		}
 		f.wantInt(tc.left, "select count(*) from unecho_key")
 	}
-	f.wantInt(0, "select count(*) from unecho_conflict")
+	f.exec("delete from unecho_conflict")
+	if n, err := pgdedupe.Prune(t.Context(), f.pool, nil, 0); n != 2 || err != nil {
+		t.Errorf("Prune after the conflicts were settled = %d, %v; want 2", n, err)
+	}
 }
 
 func TestOptionsCheck(t *testing.T) {

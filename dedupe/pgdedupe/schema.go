@@ -56,24 +56,43 @@ func (o *Options) set() *migrate.Set {
 	return pgkeys.Set(o.Schema)
 }
 
-// Prune deletes keys, conflicts and completed leases whose retention is over, by
-// the database's clock: up to limit rows, or all of them if limit is 0 or less,
-// in transactions of at most 1,000 rows. It returns how many, also beside an
-// error. Leases that run, and those of which it is not known what came of them,
-// stay. It takes no lock that a claim waits for, unless the claim is of an
-// expired key. Any number of processes may call it at once. o may be nil.
+// Version returns the version of the tables, and the one that this program
+// needs. The first is 0 if nothing was migrated yet. o may be nil.
+func Version(ctx context.Context, pool *pgxpool.Pool, o *Options) (has, needs int, err error) {
+	if err := o.Check(); err != nil {
+		return 0, 0, err
+	}
+	set := o.set()
+	has, err = set.Version(ctx, pgxmigrate.DB(pool))
+	if err != nil {
+		return 0, set.Latest(), fmt.Errorf("pgdedupe: %w", err)
+	}
+	return has, set.Latest(), nil
+}
+
+// Prune deletes keys and completed leases whose retention is over, by the
+// database's clock: up to limit rows, or all of them if limit is 0 or less, in
+// transactions of at most 1,000 rows, and of fewer where that takes longer than
+// 50 ms. It returns how many, also beside an error. Leases that are not done
+// stay, and so do keys with a conflict that nobody has settled. It takes no
+// lock that a claim waits for, unless the claim is of an expired key, and waits
+// for none. Any number of processes may call it at once. o may be nil.
+//
+// Until it is pruned an expired key still counts: after a downtime, what the
+// broker redelivers first must meet it. Let [dedupe.RunPruner] call Prune.
 func Prune(ctx context.Context, pool *pgxpool.Pool, o *Options, limit int) (int, error) {
 	if err := o.Check(); err != nil {
 		return 0, err
 	}
 	deleting := func(statement string) func(int) (int, error) {
 		return func(n int) (int, error) {
+			ctx, cancel := context.WithTimeout(ctx, o.timeout())
+			defer cancel()
 			tag, err := pool.Exec(ctx, statement, n)
 			return int(tag.RowsAffected()), err
 		}
 	}
-	sql := pgkeys.New(o.set())
-	total, err := prune.Run(limit, deleting(sql.PruneKeys), deleting(sql.PruneConflicts), deleting(pgkeys.NewLease(o.set()).Prune))
+	total, err := prune.Run(limit, deleting(pgkeys.New(o.set()).Prune), deleting(pgkeys.NewLease(o.set()).Prune))
 	if err != nil {
 		return total, fmt.Errorf("pgdedupe: prune: %w", err)
 	}

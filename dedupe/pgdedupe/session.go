@@ -51,6 +51,9 @@ var (
 	errInUse = errors.New("a goroutine of it was using the transaction when it returned, and the connection was cut")
 )
 
+// discardTimeout bounds the farewell to a connection.
+const discardTimeout = time.Second
+
 func newSession(conn *pgxpool.Conn) *session {
 	return &session{conn: conn, pgx: conn.Conn(), left: make(chan struct{})}
 }
@@ -127,7 +130,7 @@ func (s *session) release() {
 
 // discard closes a connection that is not fit to be given back.
 func (s *session) discard() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), discardTimeout)
 	defer cancel()
 	_ = s.pgx.Close(ctx)
 }

@@ -45,14 +45,7 @@ func openAt(tb testing.TB, addr string) *harness {
 
 func (h *harness) Driver() dedupe.LeaseDriver { return h.driver }
 
-func (h *harness) Conflicts(tb testing.TB, k dedupe.Key) int {
-	tb.Helper()
-	n, err := h.redis.Conflicts(context.Background(), k)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return n
-}
+func (h *harness) Admin() dedupe.Admin { return h.redis.Admin() }
 
 // Forget drops what this test has stored, as a failover to an empty replica does.
 func (h *harness) Forget(tb testing.TB) {
@@ -256,7 +249,7 @@ func (d blind) Acquire(ctx context.Context, c dedupe.Claim, owner string, lease 
 
 type silent struct{ dedupe.LeaseDriver }
 
-func (silent) Conflict(context.Context, dedupe.Claim, dedupe.Record) error { return nil }
+func (silent) Conflict(context.Context, dedupe.ConflictRecord) error { return nil }
 
 type lazy struct{ dedupe.LeaseDriver }
 

@@ -1,8 +1,10 @@
 package redisdedupe
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -20,6 +22,10 @@ type Options struct {
 	// Prefix begins the name of every key. Defaults to "unecho:". It must not
 	// have a brace, which would decide the slot.
 	Prefix string
+	// Anonymous leaves the readable parts of the key, and the names of fields,
+	// out of Redis: tenant, consumer, source and id may be personal data, and
+	// nothing but people reads them. Defaults to keeping them.
+	Anonymous bool
 	// Lease are the settings of the leases.
 	Lease dedupe.LeaseOptions
 }
@@ -39,8 +45,9 @@ func NewStore(client redis.UniversalClient, o *Options) (dedupe.Store[*dedupe.Le
 
 // Driver implements dedupe.LeaseDriver.
 type Driver struct {
-	client redis.UniversalClient
-	prefix string
+	client    redis.UniversalClient
+	prefix    string
+	anonymous bool
 }
 
 // NewDriver returns a driver. An error says which setting of the client or of o
@@ -61,8 +68,9 @@ func NewDriver(client redis.UniversalClient, o *Options) (*Driver, error) {
 		return nil, errors.New("redisdedupe: set ContextTimeoutEnabled in the options of the Redis client: without it, deadlines are not kept")
 	}
 	d := &Driver{client: client, prefix: "unecho:"}
-	if o != nil && o.Prefix != "" {
-		d.prefix = o.Prefix
+	if o != nil {
+		d.prefix = cmp.Or(o.Prefix, d.prefix)
+		d.anonymous = o.Anonymous
 	}
 	if strings.ContainsAny(d.prefix, "{}") {
 		return nil, fmt.Errorf("redisdedupe: the prefix %q has a brace, which would decide the slot", d.prefix)
@@ -72,28 +80,45 @@ func NewDriver(client redis.UniversalClient, o *Options) (*Driver, error) {
 
 // name is the Redis key of k. The braces make it the whole of what decides the
 // slot; user input reaches it as a hash only.
-func (d *Driver) name(k dedupe.Key) string {
-	id := k.Stored()
+func (d *Driver) name(id dedupe.KeyID) string {
 	return d.prefix + "{" + hex.EncodeToString(id[:]) + "}"
 }
 
+// conflicts is the Redis key of the conflicts of a key, on the same slot.
+func (d *Driver) conflicts(id dedupe.KeyID) string { return d.name(id) + ":conflicts" }
+
 // Acquire implements dedupe.LeaseDriver.
 func (d *Driver) Acquire(ctx context.Context, c dedupe.Claim, owner string, lease time.Duration) (dedupe.Grant, *dedupe.Record, error) {
-	answer, err := acquireScript.Run(ctx, d.client, []string{d.name(c.Key)},
-		owner, hex.EncodeToString(c.Fingerprint[:]), lease.Milliseconds(), c.Retain.Milliseconds()).StringSlice()
+	if err := dedupe.CheckLifetimes(lease, c.Retain); err != nil {
+		return dedupe.Grant{}, nil, err
+	}
+	fields, readable := d.forPeople(c)
+	answer, err := acquireScript.Run(ctx, d.client, []string{d.name(c.Key.Stored())},
+		owner, hex.EncodeToString(c.Fingerprint[:]), lease.Milliseconds(), c.Retain.Milliseconds(), fields, readable).StringSlice()
 	if err != nil {
 		return dedupe.Grant{}, nil, fmt.Errorf("redisdedupe: acquire: %w", err)
 	}
 	switch {
 	case len(answer) == 4 && answer[0] == "grant":
 		return grant(answer)
-	case len(answer) == 4 && answer[0] == "done":
+	case len(answer) == 5 && answer[0] == "done":
 		r, err := record(answer)
 		return dedupe.Grant{}, r, err
 	case len(answer) == 2 && answer[0] == "busy":
 		return dedupe.Grant{}, nil, fmt.Errorf("%w: for another %s ms", dedupe.ErrInProgress, answer[1])
+	case len(answer) == 1 && answer[0] == "parked":
+		return dedupe.Grant{}, nil, dedupe.ErrParked
 	}
 	return dedupe.Grant{}, nil, fmt.Errorf("redisdedupe: acquire: the script answered %q", answer)
+}
+
+// forPeople is what is kept for them only.
+func (d *Driver) forPeople(c dedupe.Claim) (fields []byte, readable string) {
+	if d.anonymous {
+		return nil, ""
+	}
+	b, _ := json.Marshal([]string{c.Key.Tenant, c.Key.Consumer, c.Key.Source, c.Key.ID}) // strings have a form
+	return c.Fields, string(b)
 }
 
 func grant(answer []string) (g dedupe.Grant, _ *dedupe.Record, err error) {
@@ -113,7 +138,7 @@ func record(answer []string) (*dedupe.Record, error) {
 	if err := errors.Join(e1, e2); err != nil || len(fp) != 32 {
 		return nil, fmt.Errorf("redisdedupe: the record of a key is corrupt: %w", err)
 	}
-	r := &dedupe.Record{Fingerprint: [32]byte(fp), DoneAt: time.UnixMilli(ms)}
+	r := &dedupe.Record{Fingerprint: [32]byte(fp), Fields: []byte(answer[4]), DoneAt: time.UnixMilli(ms)}
 	if reply, ok := strings.CutPrefix(answer[2], "r"); ok { // "" is no reply, "r" an empty one
 		r.Reply = []byte(reply)
 	}
@@ -122,22 +147,32 @@ func record(answer []string) (*dedupe.Record, error) {
 
 // Extend implements dedupe.LeaseDriver.
 func (d *Driver) Extend(ctx context.Context, k dedupe.Key, owner string, token int64, lease time.Duration) error {
-	return d.verdict("extend", extendScript.Run(ctx, d.client, []string{d.name(k)}, owner, token, lease.Milliseconds()))
+	if err := dedupe.CheckLifetimes(lease); err != nil {
+		return err
+	}
+	return d.verdict("extend", extendScript.Run(ctx, d.client, []string{d.name(k.Stored())}, owner, token, lease.Milliseconds()))
 }
 
 // Complete implements dedupe.LeaseDriver.
 func (d *Driver) Complete(ctx context.Context, c dedupe.Claim, owner string, token int64, reply []byte) error {
+	if err := dedupe.CheckLifetimes(c.Retain); err != nil {
+		return err
+	}
 	stored := ""
 	if reply != nil {
 		stored = "r" + string(reply)
 	}
-	return d.verdict("complete", completeScript.Run(ctx, d.client, []string{d.name(c.Key)},
+	return d.verdict("complete", completeScript.Run(ctx, d.client, []string{d.name(c.Key.Stored())},
 		owner, token, hex.EncodeToString(c.Fingerprint[:]), stored, c.Retain.Milliseconds()))
 }
 
 // Release implements dedupe.LeaseDriver.
-func (d *Driver) Release(ctx context.Context, k dedupe.Key, owner string, token int64, unknown bool) error {
-	return d.verdict("release", releaseScript.Run(ctx, d.client, []string{d.name(k)}, owner, token, unknown))
+func (d *Driver) Release(ctx context.Context, k dedupe.Key, owner string, token int64, to dedupe.State) error {
+	stored, ok := map[dedupe.State][2]string{dedupe.StateFree: {"f", "0"}, dedupe.StateUnknown: {"f", "1"}, dedupe.StateParked: {"p", "1"}}[to]
+	if !ok {
+		return fmt.Errorf("redisdedupe: release: %w: no lease is given up as %v", dedupe.ErrWrongState, to)
+	}
+	return d.verdict("release", releaseScript.Run(ctx, d.client, []string{d.name(k.Stored())}, owner, token, stored[0], stored[1]))
 }
 
 // verdict reads the answer of a script that says 1 or, for a lost lease, 0.
@@ -152,29 +187,30 @@ func (d *Driver) verdict(what string, cmd *redis.Cmd) error {
 	return nil
 }
 
-// Conflict implements dedupe.LeaseDriver. The records of a key are a set beside
-// it, on the same slot.
-func (d *Driver) Conflict(ctx context.Context, c dedupe.Claim, _ dedupe.Record) error {
-	name := d.name(c.Key) + ":conflicts"
-	_, err := d.client.TxPipelined(ctx, func(p redis.Pipeliner) error {
-		p.SAdd(ctx, name, hex.EncodeToString(c.Fingerprint[:]))
-		p.PExpire(ctx, name, c.Retain)
-		return nil
-	})
+// Conflict implements dedupe.LeaseDriver. The records of a key are a hash beside
+// it, which lives as long as the latest copy's retention.
+func (d *Driver) Conflict(ctx context.Context, r dedupe.ConflictRecord) error {
+	if err := dedupe.CheckLifetimes(r.Retain); err != nil {
+		return err
+	}
+	kept := storedConflict{First: hex.EncodeToString(r.First[:]), Reason: r.Reason}
+	if !d.anonymous {
+		kept.Fields, kept.Key = r.Fields, []string{r.Key.Tenant, r.Key.Consumer, r.Key.Source, r.Key.ID}
+	}
+	b, _ := json.Marshal(kept) // strings have a form
+	err := conflictScript.Run(ctx, d.client, []string{d.conflicts(r.Key.Stored())}, hex.EncodeToString(r.Fingerprint[:]), b, r.Retain.Milliseconds()).Err()
 	if err != nil {
 		return fmt.Errorf("redisdedupe: record a conflict: %w", err)
 	}
 	return nil
 }
 
-// Conflicts returns how many other contents than the first have been seen for
-// a key, and not forgotten since.
-func (d *Driver) Conflicts(ctx context.Context, k dedupe.Key) (int, error) {
-	n, err := d.client.SCard(ctx, d.name(k)+":conflicts").Result()
-	if err != nil {
-		return 0, fmt.Errorf("redisdedupe: count conflicts: %w", err)
-	}
-	return int(n), nil
+// storedConflict is the form of a record, behind the milliseconds of its time.
+type storedConflict struct {
+	First  string                `json:"first"`
+	Reason dedupe.ConflictReason `json:"reason"`
+	Fields []string              `json:"fields"`
+	Key    []string              `json:"key,omitempty"`
 }
 
 // ErrEvicts: the server drops keys when its memory is full. A key that was

@@ -40,6 +40,8 @@ type harness struct {
 	store      dedupe.Store[*sql.Tx]
 	ends       []string // statements that end a transaction
 	abort      string   // a statement that fails, and the transaction with it
+	dialect    sqldedupe.Dialect
+	o          sqldedupe.Options
 }
 
 func newHarness(tb testing.TB, d sqldedupe.Dialect, o sqldedupe.Options, s storetest.Settings, driver, store, direct string) *harness {
@@ -60,6 +62,7 @@ func newHarness(tb testing.TB, d sqldedupe.Dialect, o sqldedupe.Options, s store
 	}
 	h := &harness{db: open(store, conns), direct: open(direct, 2)}
 	o.LockWait = s.Wait
+	h.dialect, h.o = d, o
 	if err := sqldedupe.Migrate(tb.Context(), h.direct, d, &o); err != nil {
 		tb.Fatal(err)
 	}
@@ -90,6 +93,17 @@ func (h *harness) Conflicts(tb testing.TB) int {
 func (h *harness) count(tb testing.TB, q string, args ...any) (n int) {
 	tb.Helper()
 	if err := h.direct.QueryRow(q, args...).Scan(&n); err != nil {
+		tb.Fatal(err)
+	}
+	return n
+}
+
+func (h *harness) Admin() dedupe.Admin { return sqldedupe.NewAdmin(h.direct, h.dialect, &h.o) }
+
+func (h *harness) Prune(tb testing.TB) int {
+	tb.Helper()
+	n, err := sqldedupe.Prune(tb.Context(), h.direct, h.dialect, &h.o, 0)
+	if err != nil {
 		tb.Fatal(err)
 	}
 	return n

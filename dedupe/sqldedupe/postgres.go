@@ -22,18 +22,17 @@ type postgres struct {
 func newPostgres(b base) *postgres { return &postgres{b, pgkeys.New(pgkeys.Set(b.o.Schema))} }
 
 // maxVanished is how often a claim begins again because the winner that it met
-// has expired or was pruned before it could be read.
+// was pruned before it could be read.
 const maxVanished = 5
 
 // Begin implements dedupe.TxDriver.
 func (p *postgres) Begin(ctx context.Context, c dedupe.Claim) (*scope, *dedupe.Record, error) {
-	statement := p.sql.Claim
 	for range maxVanished {
 		s, err := p.begin(ctx)
 		if err != nil {
 			return nil, nil, err
 		}
-		owned, err := p.claim(ctx, s, statement, c)
+		owned, err := p.claim(ctx, s, c)
 		if owned {
 			return s, nil, nil
 		}
@@ -45,19 +44,18 @@ func (p *postgres) Begin(ctx context.Context, c dedupe.Claim) (*scope, *dedupe.R
 		if prior != nil || err != nil {
 			return nil, prior, err
 		}
-		statement = p.sql.Takeover
 	}
 	return nil, nil, fmt.Errorf("sqldedupe: %w: its record has come and gone %d times", dedupe.ErrInProgress, maxVanished)
 }
 
 // claim reports whether the transaction owns the key. If it does not and there
 // is no error, the key was there.
-func (p *postgres) claim(ctx context.Context, s *scope, statement string, c dedupe.Claim) (bool, error) {
+func (p *postgres) claim(ctx context.Context, s *scope, c dedupe.Claim) (bool, error) {
 	bounded, cancel := context.WithTimeout(ctx, p.o.LockWait+p.o.Timeout)
 	defer cancel()
 	args := []any{uuid(c.Key), c.Fingerprint[:], pgkeys.Microseconds(c.Retain), strconv.FormatInt(pgkeys.Milliseconds(p.o.LockWait), 10)}
 	var lockTimeout string
-	err := s.tx.QueryRowContext(bounded, statement, append(args, p.readable(c.Key)...)...).Scan(&s.xid, &lockTimeout)
+	err := s.tx.QueryRowContext(bounded, p.sql.Claim, append(append(args, p.readable(c.Key)...), p.fields(c))...).Scan(&s.xid, &lockTimeout)
 	code := sqlState(err)
 	switch {
 	case err == nil:
@@ -76,14 +74,11 @@ func (p *postgres) claim(ctx context.Context, s *scope, statement string, c dedu
 func (p *postgres) winner(ctx context.Context, s *scope, c dedupe.Claim) (*dedupe.Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.o.Timeout)
 	defer cancel()
-	var (
-		r           dedupe.Record
-		fingerprint []byte
-		expired     bool
-	)
-	err := s.tx.QueryRowContext(ctx, p.sql.Winner, uuid(c.Key)).Scan(&fingerprint, &r.Reply, &r.DoneAt, &expired)
+	var r dedupe.Record
+	var fingerprint []byte
+	err := s.tx.QueryRowContext(ctx, p.sql.Winner, uuid(c.Key)).Scan(&fingerprint, &r.Fields, &r.Reply, &r.DoneAt)
 	switch {
-	case errors.Is(err, sql.ErrNoRows), err == nil && expired:
+	case errors.Is(err, sql.ErrNoRows):
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("sqldedupe: read the record of the key: %w", err)
@@ -182,9 +177,9 @@ func (p *postgres) Rollback(ctx context.Context, s *scope) error {
 }
 
 // Conflict implements dedupe.TxDriver.
-func (p *postgres) Conflict(ctx context.Context, c dedupe.Claim, prior dedupe.Record) error {
-	args := []any{uuid(c.Key), c.Fingerprint[:], prior.Fingerprint[:], pgkeys.Microseconds(c.Retain)}
-	if _, err := p.db.ExecContext(ctx, p.sql.Conflict, append(args, p.readable(c.Key)...)...); err != nil {
+func (p *postgres) Conflict(ctx context.Context, r dedupe.ConflictRecord) error {
+	args := []any{uuid(r.Key), r.Fingerprint[:], r.First[:], string(r.Reason), p.names(r)}
+	if _, err := p.db.ExecContext(ctx, p.sql.Conflict, append(args, p.readable(r.Key)...)...); err != nil {
 		return fmt.Errorf("sqldedupe: %w", err)
 	}
 	return nil

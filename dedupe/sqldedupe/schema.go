@@ -84,26 +84,41 @@ func SQL(d Dialect, o *Options) string {
 	return o.set(d).SQL(migrate.DialectPostgres)
 }
 
-// Prune deletes keys and conflicts whose retention is over, by the database's
-// clock: up to limit rows, or all of them if limit is 0 or less, in
-// transactions of at most 1,000 rows. It returns how many, also beside an
-// error. Any number of processes may call it at once. o may be nil.
+// Version returns the version of the tables, and the one that this program
+// needs. The first is 0 if nothing was migrated yet. o may be nil.
+func Version(ctx context.Context, db *sql.DB, d Dialect, o *Options) (has, needs int, err error) {
+	if err := o.Check(d); err != nil {
+		return 0, 0, err
+	}
+	set := o.set(d)
+	has, err = set.Version(ctx, frontEnd(db, d))
+	if err != nil {
+		return 0, set.Latest(), fmt.Errorf("sqldedupe: %w", err)
+	}
+	return has, set.Latest(), nil
+}
+
+// Prune deletes keys whose retention is over, by the database's clock: up to
+// limit rows, or all of them if limit is 0 or less, in transactions of at most
+// 1,000 rows, and of fewer where that takes longer than 50 ms. It returns how
+// many, also beside an error. Keys with a conflict that nobody has settled stay.
+// Any number of processes may call it at once. o may be nil.
+//
+// Until it is pruned an expired key still counts: after a downtime, what the
+// broker redelivers first must meet it. Let [dedupe.RunPruner] call Prune.
 func Prune(ctx context.Context, db *sql.DB, d Dialect, o *Options, limit int) (int, error) {
 	if err := o.Check(d); err != nil {
 		return 0, err
 	}
-	del := func(statement string) func(n int) (int, error) {
-		return func(n int) (int, error) { return deleteBatch(ctx, db, statement, n) }
-	}
-	var keys, conflicts string
+	statement := pgkeys.New(o.set(d)).Prune
 	if d == SQLite {
-		s := newSQLiteStatements(o.set(d))
-		keys, conflicts = s.pruneKeys, s.pruneConflicts
-	} else {
-		s := pgkeys.New(o.set(d))
-		keys, conflicts = s.PruneKeys, s.PruneConflicts
+		statement = newSQLiteStatements(o.set(d)).prune
 	}
-	n, err := prune.Run(limit, del(keys), del(conflicts))
+	n, err := prune.Run(limit, func(n int) (int, error) {
+		ctx, cancel := context.WithTimeout(ctx, o.timeout())
+		defer cancel()
+		return deleteBatch(ctx, db, statement, n)
+	})
 	if err != nil {
 		return n, fmt.Errorf("sqldedupe: prune: %w", err)
 	}

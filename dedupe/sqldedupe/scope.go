@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/unecho/unecho/dedupe"
+	"github.com/unecho/unecho/dedupe/internal/pgkeys"
 )
 
 // base is what the drivers of all dialects share.
@@ -152,6 +153,22 @@ func (b *base) readable(k dedupe.Key) []any {
 		return []any{nil, nil, nil, nil}
 	}
 	return []any{k.Tenant, k.Consumer, k.Source, k.ID}
+}
+
+// fields are kept where the readable parts are: they are names that people use.
+func (b *base) fields(c dedupe.Claim) []byte {
+	if b.o.Anonymous {
+		return nil
+	}
+	return c.Fields
+}
+
+// names are those of the fields of a conflict.
+func (b *base) names(r dedupe.ConflictRecord) any {
+	if b.o.Anonymous {
+		return nil
+	}
+	return pgkeys.Fields(r.Fields)
 }
 
 // isLostConn reports what database/sql says of a connection that is gone.

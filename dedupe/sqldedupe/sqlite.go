@@ -28,8 +28,7 @@ func newSQLite(b base) *sqlite {
 }
 
 type sqliteStatements struct {
-	claim, winner, reply, conflict string
-	pruneKeys, pruneConflicts      string
+	claim, winner, reply, conflict, prune string
 }
 
 // mark is a savepoint that lives as long as the transaction of the claim. The
@@ -44,24 +43,18 @@ func newSQLiteStatements(s *migrate.Set) sqliteStatements {
 	fill := strings.NewReplacer("{{key}}", s.Table("unecho_key"), "{{conflict}}", s.Table("unecho_conflict"),
 		"{{now}}", "cast(unixepoch('subsec') * 1000 as integer)").Replace
 	return sqliteStatements{
-		// The row that it returns means that the key is ours. There is nobody
-		// else in the middle of a write, so one statement does for new keys
-		// and for expired ones.
-		claim: fill(`insert into {{key}} (key, fingerprint, done_at, expires_at, tenant, consumer, source, id)
-values (?1, ?2, {{now}}, {{now}} + ?3, ?4, ?5, ?6, ?7)
-on conflict (key) do update set fingerprint = excluded.fingerprint, done_at = excluded.done_at,
-	expires_at = excluded.expires_at, reply = null, tenant = excluded.tenant, consumer = excluded.consumer,
-	source = excluded.source, id = excluded.id
-	where expires_at <= {{now}}
+		// The row that it returns means that the key is ours: there is nobody
+		// else in the middle of a write.
+		claim: fill(`insert into {{key}} (key, fingerprint, done_at, expires_at, tenant, consumer, source, id, fields)
+values (?1, ?2, {{now}}, {{now}} + ?3, ?4, ?5, ?6, ?7, ?8)
+on conflict (key) do nothing
 returning 1`),
-		winner: fill(`select fingerprint, reply, reply is not null, done_at from {{key}} where key = ?1`),
+		winner: fill(`select fingerprint, fields, reply, reply is not null, done_at from {{key}} where key = ?1`),
 		reply:  fill(`update {{key}} set reply = ?2 where key = ?1`),
-		conflict: fill(`insert into {{conflict}} (key, fingerprint, first_fingerprint, seen_at, expires_at, tenant, consumer, source, id)
-values (?1, ?2, ?3, {{now}}, {{now}} + ?4, ?5, ?6, ?7, ?8) on conflict do nothing`),
-		pruneKeys: fill(`delete from {{key}} where rowid in
-	(select rowid from {{key}} where expires_at <= {{now}} limit ?1)`),
-		pruneConflicts: fill(`delete from {{conflict}} where rowid in
-	(select rowid from {{conflict}} where expires_at <= {{now}} limit ?1)`),
+		conflict: fill(`insert into {{conflict}} (key, fingerprint, first_fingerprint, seen_at, reason, fields, tenant, consumer, source, id)
+values (?1, ?2, ?3, {{now}}, ?4, ?5, ?6, ?7, ?8, ?9) on conflict do nothing`),
+		prune: fill(`delete from {{key}} where rowid in
+	(select rowid from {{key}} k where expires_at <= {{now}} and not exists (select 1 from {{conflict}} c where c.key = k.key) limit ?1)`),
 	}
 }
 
@@ -149,7 +142,7 @@ func (l *sqlite) try(ctx, wait context.Context, c dedupe.Claim) (*scope, *dedupe
 func (l *sqlite) claim(ctx context.Context, s *scope, c dedupe.Claim) (owned bool, prior *dedupe.Record, err error) {
 	key := c.Key.Stored()
 	args := []any{key[:], c.Fingerprint[:], milliseconds(c.Retain)}
-	err = s.tx.QueryRowContext(ctx, l.sql.claim, append(args, l.readable(c.Key)...)...).Scan(new(int))
+	err = s.tx.QueryRowContext(ctx, l.sql.claim, append(append(args, l.readable(c.Key)...), l.fields(c))...).Scan(new(int))
 	switch {
 	case err == nil:
 		_, err = s.tx.ExecContext(ctx, mark)
@@ -163,7 +156,7 @@ func (l *sqlite) claim(ctx context.Context, s *scope, c dedupe.Claim) (owned boo
 		replied     bool
 		doneAt      int64
 	)
-	if err := s.tx.QueryRowContext(ctx, l.sql.winner, key[:]).Scan(&fingerprint, &r.Reply, &replied, &doneAt); err != nil {
+	if err := s.tx.QueryRowContext(ctx, l.sql.winner, key[:]).Scan(&fingerprint, &r.Fields, &r.Reply, &replied, &doneAt); err != nil {
 		return false, nil, fmt.Errorf("read the record of the key: %w", err)
 	}
 	copy(r.Fingerprint[:], fingerprint)
@@ -241,10 +234,10 @@ func (l *sqlite) Rollback(ctx context.Context, s *scope) error {
 }
 
 // Conflict implements dedupe.TxDriver.
-func (l *sqlite) Conflict(ctx context.Context, c dedupe.Claim, prior dedupe.Record) error {
-	key := c.Key.Stored()
-	args := []any{key[:], c.Fingerprint[:], prior.Fingerprint[:], milliseconds(c.Retain)}
-	args = append(args, l.readable(c.Key)...)
+func (l *sqlite) Conflict(ctx context.Context, r dedupe.ConflictRecord) error {
+	key := r.Key.Stored()
+	args := []any{key[:], r.Fingerprint[:], r.First[:], string(r.Reason), l.names(r)}
+	args = append(args, l.readable(r.Key)...)
 	for {
 		_, err := l.db.ExecContext(ctx, l.sql.conflict, args...)
 		switch {

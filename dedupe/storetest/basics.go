@@ -3,12 +3,8 @@ package storetest
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"math/rand/v2"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/unecho/unecho/dedupe"
 )
@@ -19,8 +15,6 @@ func basicCases[S any]() []Case[S] {
 		{"duplicate", duplicate[S]},
 		{"reply byte for byte", replies[S]},
 		{"conflict", conflict[S]},
-		{"expired key is new", expired[S]},
-		{"expired key, copies at once", expiredRace[S]},
 		{"prior effects do not matter", manyKeys[S]},
 	}
 }
@@ -107,61 +101,6 @@ func conflict[S any](tb testing.TB, open Open[S]) {
 		tb.Errorf("after a conflict the first reply is %q", res.Reply)
 	}
 	e.wantCount("e", 1)
-	e.wantIdle()
-}
-
-func expired[S any](tb testing.TB, open Open[S]) {
-	e := start(tb, open, Settings{})
-	short, long := claim("short"), claim("long")
-	short.Retain, long.Retain = 50*time.Millisecond, time.Hour
-	e.once(short, e.effect("short", []byte("old")), dedupe.Processed)
-	e.once(long, e.effect("long", nil), dedupe.Processed)
-	// With another content as well: an expired key is no conflict.
-	anew := claimOf(short.Key, "other content")
-	anew.Retain = time.Hour
-	e.within("an expired key is new", func() bool {
-		res, err := e.h.Store().Once(e.ctx, anew, e.effect("short", nil))
-		if err != nil {
-			tb.Fatal(err)
-		}
-		return res.Outcome == dedupe.Processed
-	})
-	e.wantCount("short", 2)
-	res := e.once(anew, e.no("it was done again"), dedupe.Duplicate)
-	if res.Reply != nil {
-		tb.Errorf("the reply is %q, of the run that has expired; want nil", res.Reply)
-	}
-	e.once(short, e.no("it is the old content now"), dedupe.Conflict)
-	e.once(long, e.no("it is kept for an hour"), dedupe.Duplicate)
-	e.wantCount("long", 1)
-}
-
-// expiredRace: of the copies that find a key expired, one takes it over.
-func expiredRace[S any](tb testing.TB, open Open[S]) {
-	e := start(tb, open, Settings{})
-	for i := range 5 {
-		id := fmt.Sprint("race ", i)
-		short, anew := claim(id), claim(id)
-		short.Retain, anew.Retain = time.Millisecond, time.Hour
-		e.once(short, e.effect(id, nil), dedupe.Processed)
-		var processed atomic.Int64
-		e.within("an expired key is new", func() bool { // it may not have expired at first
-			var wg sync.WaitGroup
-			for range 8 {
-				wg.Go(func() {
-					if e.settle(anew, e.effect(id, nil)) == dedupe.Processed {
-						processed.Add(1)
-					}
-				})
-			}
-			wg.Wait()
-			return processed.Load() > 0
-		})
-		if n := processed.Load(); n != 1 {
-			tb.Errorf("%d copies took an expired key over, want 1", n)
-		}
-		e.wantCount(id, 2)
-	}
 	e.wantIdle()
 }
 

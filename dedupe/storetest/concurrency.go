@@ -53,7 +53,7 @@ func (e *env[S]) owner(c dedupe.Claim, name string) (release chan<- error, done 
 
 // inProgress: running now is not done. It must not be acknowledged.
 func inProgress[S any](tb testing.TB, open Open[S]) {
-	e := start(tb, open, Settings{Wait: 30 * time.Millisecond})
+	e := startHolding(tb, open, Settings{Wait: 30 * time.Millisecond})
 	release, done := e.owner(claim("1"), "e")
 	for range 3 {
 		began := time.Now()
@@ -94,7 +94,7 @@ func (e *env[S]) waiter(c dedupe.Claim, fn handler[S]) <-chan answer {
 }
 
 func waitsForCommit[S any](tb testing.TB, open Open[S]) {
-	e := start(tb, open, Settings{})
+	e := startHolding(tb, open, Settings{})
 	release, done := e.owner(claim("1"), "e")
 	got := e.waiter(claim("1"), e.no("another one has done it"))
 	release <- nil
@@ -108,7 +108,7 @@ func waitsForCommit[S any](tb testing.TB, open Open[S]) {
 }
 
 func runsAfterRollback[S any](tb testing.TB, open Open[S]) {
-	e := start(tb, open, Settings{})
+	e := startHolding(tb, open, Settings{})
 	release, done := e.owner(claim("1"), "e")
 	got := e.waiter(claim("1"), e.effect("e", []byte("second")))
 	release <- errHandler
@@ -165,7 +165,7 @@ func (e *env[S]) settle(c dedupe.Claim, fn handler[S]) dedupe.Outcome {
 
 // copies is B24: at most one at work at any time, one effect in the end.
 func copies[S any](tb testing.TB, open Open[S], conns int) {
-	e := start(tb, open, Settings{Conns: conns, Wait: 200 * time.Millisecond})
+	e := startHolding(tb, open, Settings{Conns: conns, Wait: 200 * time.Millisecond})
 	var inside, most, runs atomic.Int64
 	work := e.effectThen("e", func(ctx context.Context, _ S) error {
 		defer inside.Add(-1)

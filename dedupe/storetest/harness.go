@@ -83,3 +83,23 @@ type Breaker interface {
 	// Mend lets connections through again.
 	Mend()
 }
+
+// Pruner is a harness whose store keeps keys beyond their retention until it is
+// pruned.
+type Pruner interface {
+	// Prune deletes what has expired, and returns how many keys that were.
+	Prune(tb testing.TB) int
+}
+
+// Administered is a harness whose store lets people look into it.
+type Administered interface {
+	Admin() dedupe.Admin
+}
+
+// Eager is a harness whose store asks the handler for statements before it
+// claims the key: the handler runs for a duplicate, too, has no effect then,
+// and holds nothing while it runs.
+type Eager interface {
+	// Eager does nothing.
+	Eager()
+}

@@ -17,8 +17,8 @@ import (
 type LeaseHarness interface {
 	// Driver returns the driver, on a store that holds no keys.
 	Driver() dedupe.LeaseDriver
-	// Conflicts returns how many conflicts are recorded for a key.
-	Conflicts(tb testing.TB, k dedupe.Key) int
+	// Admin returns a view of the same store for people.
+	Admin() dedupe.Admin
 }
 
 // Forgetter is a harness whose store can lose its memory.
@@ -42,7 +42,7 @@ func RunLease(t *testing.T, open func(tb testing.TB) LeaseHarness) {
 
 // LeaseCases returns the cases of the suite of lease drivers.
 func LeaseCases() []LeaseCase {
-	return []LeaseCase{
+	return append([]LeaseCase{
 		{"a new key is granted, a done one is not", leaseOnce},
 		{"a reply comes back byte for byte", leaseReply},
 		{"a held key is in progress", leaseHeld},
@@ -65,7 +65,7 @@ func LeaseCases() []LeaseCase {
 		{"a panic gives the key up", leasePanics},
 		{"a resolver decides about the unknown", leaseResolver},
 		{"a lease that makes no sense is refused", leaseInvalid},
-	}
+	}, leaseStateCases()...)
 }
 
 const (
@@ -163,17 +163,17 @@ func leaseExpired(tb testing.TB, h LeaseHarness) {
 
 func leaseReleased(tb testing.TB, h LeaseHarness) {
 	d, c := h.Driver(), leaseClaim("1")
-	for i, unknown := range []bool{false, true} {
+	for i, to := range []dedupe.State{dedupe.StateFree, dedupe.StateUnknown} {
 		owner := fmt.Sprint("a", i)
 		g := granted(tb, d, c, owner, longLease)
-		if err := d.Release(tb.Context(), c.Key, owner, g.Token, unknown); err != nil {
+		if err := d.Release(tb.Context(), c.Key, owner, g.Token, to); err != nil {
 			tb.Fatal(err)
 		}
 		next := granted(tb, d, c, "b"+owner, longLease)
-		if next.Unknown != unknown || next.Attempt != g.Attempt+1 || next.Token <= g.Token {
-			tb.Errorf("released (unknown %v) after %+v, granted %+v", unknown, g, next)
+		if next.Unknown != (to == dedupe.StateUnknown) || next.Attempt != g.Attempt+1 || next.Token <= g.Token {
+			tb.Errorf("released as %v after %+v, granted %+v", to, g, next)
 		}
-		if err := d.Release(tb.Context(), c.Key, "b"+owner, next.Token, false); err != nil {
+		if err := d.Release(tb.Context(), c.Key, "b"+owner, next.Token, dedupe.StateFree); err != nil {
 			tb.Fatal(err)
 		}
 	}
@@ -189,7 +189,7 @@ func leaseTokens(tb testing.TB, h LeaseHarness) {
 			tb.Fatalf("token %d after %d", g.Token, last)
 		}
 		last = g.Token
-		if err := d.Release(tb.Context(), c.Key, owner, g.Token, false); err != nil {
+		if err := d.Release(tb.Context(), c.Key, owner, g.Token, dedupe.StateFree); err != nil {
 			tb.Fatal(err)
 		}
 	}
@@ -219,7 +219,7 @@ func stale(tb testing.TB, d dedupe.LeaseDriver, c dedupe.Claim, owner string, g 
 	return map[string]error{
 		"extend":   d.Extend(tb.Context(), c.Key, owner, g.Token, longLease),
 		"complete": d.Complete(tb.Context(), c, owner, g.Token, []byte("stale")),
-		"release":  d.Release(tb.Context(), c.Key, owner, g.Token, false),
+		"release":  d.Release(tb.Context(), c.Key, owner, g.Token, dedupe.StateFree),
 	}
 }
 
@@ -298,8 +298,8 @@ func leaseConflict(tb testing.TB, h LeaseHarness) {
 			tb.Errorf("claim %d: %v, want %v", i, got, want)
 		}
 	}
-	if n := h.Conflicts(tb, c.Key); n != 2 {
-		tb.Errorf("%d conflicts recorded, want one for each other content", n)
+	if found, err := h.Admin().Conflicts(tb.Context(), c.Key.Stored()); err != nil || len(found) != 2 {
+		tb.Errorf("%d conflicts recorded, %v; want one for each other content", len(found), err)
 	}
 }
 
@@ -318,6 +318,9 @@ func leaseRetain(tb testing.TB, h LeaseHarness) {
 		tb.Fatalf("within its time: %v, %v", r, err)
 	}
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if p, ok := h.(Pruner); ok {
+			p.Prune(tb)
+		}
 		g, r, err := d.Acquire(tb.Context(), c, "b", longLease)
 		if err != nil || time.Now().After(deadline) {
 			tb.Fatalf("after its time: %v, %v", r, err)

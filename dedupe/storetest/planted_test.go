@@ -41,6 +41,10 @@ var plants = []struct {
 	{"fingerprint not compared", "conflict", tx1(func(d driver) driver { return noFingerprint{d} })},
 	{"conflict recorded at every copy", "conflict", tx1(func(d driver) driver { return everyConflict{d, new(counter)} })},
 	{"conflict not recorded", "conflict", tx1(func(d driver) driver { return noConflict{d} })},
+	{"fields not kept", "B14 a conflict names the fields that differ", tx1(func(d driver) driver { return noFields{d} })},
+	{"reply of a failed attempt", "a reply is that of the attempt that was committed", failedReplies},
+	{"long reply cut off", "a reply over the cap is refused whole", truncated},
+	{"fail open", "store unreachable", failOpen},
 	{"reply not kept", "duplicate", tx1(func(d driver) driver { return noReply{d} })},
 	{"empty reply kept as nil", "reply byte for byte", tx1(func(d driver) driver { return emptyIsNil{d} })},
 	{"runs share one transaction", "B35 lost races are run again", sharedTransaction},
@@ -242,14 +246,73 @@ type everyConflict struct {
 	n *counter
 }
 
-func (d everyConflict) Conflict(ctx context.Context, c dedupe.Claim, prior dedupe.Record) error {
-	c.Fingerprint = dedupe.Fingerprint(c.Key, []byte(d.n.next()))
-	return d.driver.Conflict(ctx, c, prior)
+func (d everyConflict) Conflict(ctx context.Context, r dedupe.ConflictRecord) error {
+	r.Fingerprint = dedupe.Fingerprint(r.Key, []byte(d.n.next()))
+	return d.driver.Conflict(ctx, r)
 }
 
 type noConflict struct{ driver }
 
-func (noConflict) Conflict(context.Context, dedupe.Claim, dedupe.Record) error { return nil }
+func (noConflict) Conflict(context.Context, dedupe.ConflictRecord) error { return nil }
+
+type noFields struct{ driver }
+
+func (d noFields) Begin(ctx context.Context, c dedupe.Claim) (tx, *dedupe.Record, error) {
+	scope, prior, err := d.driver.Begin(ctx, c)
+	if prior != nil {
+		prior.Fields = nil
+	}
+	return scope, prior, err
+}
+
+// failedReplies wraps a store so that a duplicate is answered with the first
+// reply that any attempt has returned.
+func failedReplies(d driver) store {
+	st := dedupe.NewTxStore(d, nil)
+	var mu sync.Mutex
+	first := map[dedupe.Key][]byte{}
+	return storeFunc(func(ctx context.Context, c dedupe.Claim, fn func(context.Context, tx) ([]byte, error)) (dedupe.Result, error) {
+		res, err := st.Once(ctx, c, func(ctx context.Context, scope tx) ([]byte, error) {
+			reply, err := fn(ctx, scope)
+			mu.Lock()
+			defer mu.Unlock()
+			if _, ok := first[c.Key]; !ok {
+				first[c.Key] = reply
+			}
+			return reply, err
+		})
+		mu.Lock()
+		defer mu.Unlock()
+		if res.Outcome == dedupe.Duplicate {
+			res.Reply = first[c.Key]
+		}
+		return res, err
+	})
+}
+
+// truncated keeps what fits.
+func truncated(d driver) store {
+	st := dedupe.NewTxStore(d, nil)
+	return storeFunc(func(ctx context.Context, c dedupe.Claim, fn func(context.Context, tx) ([]byte, error)) (dedupe.Result, error) {
+		return st.Once(ctx, c, func(ctx context.Context, scope tx) ([]byte, error) {
+			reply, err := fn(ctx, scope)
+			return reply[:min(len(reply), dedupe.DefaultMaxReply)], err
+		})
+	})
+}
+
+// failOpen runs the handler when the store does not answer.
+func failOpen(d driver) store {
+	st := dedupe.NewTxStore(d, nil)
+	return storeFunc(func(ctx context.Context, c dedupe.Claim, fn func(context.Context, tx) ([]byte, error)) (dedupe.Result, error) {
+		res, err := st.Once(ctx, c, fn)
+		if errors.Is(err, dedupe.ErrUnavailable) {
+			reply, err := fn(ctx, nil)
+			return dedupe.Result{Outcome: dedupe.Processed, Reply: reply}, err
+		}
+		return res, err
+	})
+}
 
 type noReply struct{ driver }
 

@@ -230,7 +230,7 @@ func (h *recorder) ask(ctx context.Context, in input) output {
 	case 'c':
 		err = h.d.Complete(ctx, c, in.owner, in.token, []byte(in.reply))
 	case 'r':
-		err = h.d.Release(ctx, c.Key, in.owner, in.token, false)
+		err = h.d.Release(ctx, c.Key, in.owner, in.token, dedupe.StateFree)
 	}
 	switch {
 	case err == nil:

@@ -28,6 +28,9 @@ type Proxy struct {
 	conns  map[net.Conn]bool
 	cut    cut
 	closed bool
+
+	implicit bool // transactions without a COMMIT count
+	turns    int
 }
 
 // cut is what happens to the next commit.
@@ -67,6 +70,35 @@ func (p *Proxy) CutCommit(applied bool) {
 	if applied {
 		p.cut = cutAfter
 	}
+}
+
+// Implicit makes CutCommit mean transactions without a COMMIT as well: the
+// statements of one round trip, which the server commits at its end.
+func (p *Proxy) Implicit() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.implicit = true
+}
+
+// Turns returns how often a client has waited for the server to be ready again.
+func (p *Proxy) Turns() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.turns
+}
+
+// turn counts one, and reports whether its end is a commit.
+func (p *Proxy) turn(executed bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.turns++
+	return p.implicit && executed
+}
+
+func (p *Proxy) isImplicit() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.implicit
 }
 
 // Break cuts all connections and every new one, until Mend.
@@ -158,15 +190,33 @@ func (p *Proxy) requests(client, server net.Conn) error {
 		return err
 	}
 	commits := map[string]bool{} // names of prepared statements that commit
+	executed := false
 	return pump(client, server, func(kind byte, body []byte) bool {
-		return isCommit(kind, body, commits) && p.take(cutBefore)
+		commit := isCommit(kind, body, commits)
+		switch kind {
+		case 'E':
+			executed = true
+		case 'S', 'Q':
+			commit = p.turn(executed || kind == 'Q') || commit
+			executed = false
+		}
+		return commit && p.take(cutBefore)
 	})
 }
 
 // answers passes on what the server sends.
 func (p *Proxy) answers(server, client net.Conn) error {
+	executed := false
 	return pump(server, client, func(kind byte, body []byte) bool {
-		return kind == 'C' && cstring(body) == "COMMIT" && p.take(cutAfter)
+		commit := kind == 'C' && cstring(body) == "COMMIT"
+		switch kind {
+		case 'C':
+			executed = true
+		case 'Z':
+			commit = executed && p.isImplicit()
+			executed = false
+		}
+		return commit && p.take(cutAfter)
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/unecho/unecho/dedupe"
@@ -22,6 +23,7 @@ type Harness struct {
 	store  dedupe.Store[*memdedupe.Tx]
 	memory *memdedupe.Driver
 
+	broken  atomic.Bool
 	mu      sync.Mutex
 	counts  map[string]int
 	aborted map[*memdedupe.Tx]bool
@@ -51,6 +53,9 @@ func (h *Harness) Store() dedupe.Store[*memdedupe.Tx] { return h.store }
 
 // Add implements storetest.Harness.
 func (h *Harness) Add(_ context.Context, tx *memdedupe.Tx, name string) error {
+	if h.broken.Load() {
+		return errBroken
+	}
 	return tx.OnCommit(func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
@@ -67,6 +72,17 @@ func (h *Harness) Count(_ testing.TB, name string) int {
 
 // Conflicts implements storetest.Harness.
 func (h *Harness) Conflicts(testing.TB) int { return len(h.memory.Conflicts()) }
+
+// Admin implements storetest.Administered.
+func (h *Harness) Admin() dedupe.Admin { return h.memory.Admin() }
+
+// Break implements storetest.Breaker.
+func (h *Harness) Break() { h.broken.Store(true) }
+
+// Mend implements storetest.Breaker.
+func (h *Harness) Mend() { h.broken.Store(false) }
+
+var errBroken = fmt.Errorf("memharness: %w", dedupe.ErrUnavailable)
 
 // Lost implements storetest.Retrier.
 func (h *Harness) Lost() error { return memdedupe.ErrConflict }
@@ -107,6 +123,29 @@ func (h *Harness) CutCommit(applied bool) {
 type driver struct {
 	*memdedupe.Driver
 	h *Harness
+}
+
+func (d driver) Begin(ctx context.Context, c dedupe.Claim) (*memdedupe.Tx, *dedupe.Record, error) {
+	if d.h.broken.Load() {
+		return nil, nil, errBroken
+	}
+	return d.Driver.Begin(ctx, c)
+}
+
+// Explain implements dedupe.Explainer.
+func (d driver) Explain(*memdedupe.Tx) error {
+	if d.h.broken.Load() {
+		return errBroken
+	}
+	return nil
+}
+
+// Classify implements dedupe.TxDriver.
+func (d driver) Classify(err error) dedupe.Class {
+	if errors.Is(err, errBroken) {
+		return dedupe.ClassUnavailable
+	}
+	return d.Driver.Classify(err)
 }
 
 func (d driver) Commit(ctx context.Context, tx *memdedupe.Tx, c dedupe.Claim, reply []byte) error {

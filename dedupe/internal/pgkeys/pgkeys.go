@@ -5,6 +5,7 @@ package pgkeys
 
 import (
 	"embed"
+	"encoding/json"
 	"io/fs"
 	"strings"
 	"time"
@@ -28,31 +29,38 @@ func Set(schema string) *migrate.Set {
 
 // Statements are the texts of what a driver sends.
 type Statements struct {
-	// Claim inserts a key unless it is there. Its arguments are those of
-	// [Statements.Takeover]. One row: the transaction owns the key, and its
-	// first column is the transaction's id. No row: the key was there.
-	Claim string
-	// Takeover is Claim, but replaces a key that has expired. It costs a lock
-	// on the row even where it replaces nothing, so it is not the first try.
+	// Claim inserts a key unless it is there. One row: the transaction owns
+	// the key, and its first column is the transaction's id. No row: the key
+	// was there.
 	//
 	// Arguments: key, fingerprint, retention in microseconds, bound of the
-	// wait for a lock in milliseconds as text, tenant, consumer, source, id.
-	Takeover string
-	// Winner reads the record of a key: fingerprint, reply, done_at, and
-	// whether it has expired. Argument: key.
+	// wait for a lock in milliseconds as text, tenant, consumer, source, id,
+	// fields.
+	Claim string
+	// ClaimOrFail is Claim, but fails with UniqueViolation of KeyConstraint if
+	// the key was there, so that nothing behind it in a pipeline happens.
+	ClaimOrFail string
+	// Winner reads the record of a key: fingerprint, fields, reply, done_at.
+	// Argument: key.
 	Winner string
 	// Reply stores a reply. Arguments: key, reply.
 	Reply string
 	// Guard fails with division by zero unless the transaction is the one
-	// whose id is its argument, as text.
-	Guard string
-	// Conflict records a conflict. Arguments: key, fingerprint, the first
-	// fingerprint, retention in microseconds, tenant, consumer, source, id.
+	// whose id is its argument, as text. GuardSame takes no argument, and
+	// means the transaction of ClaimOrFail.
+	Guard, GuardSame string
+	// Conflict records a conflict. Arguments: see ConflictArgs.
 	Conflict string
-	// PruneKeys and PruneConflicts delete what has expired. Argument: how
-	// many rows at most.
-	PruneKeys, PruneConflicts string
+	// Prune deletes keys that have expired, but for those with a conflict.
+	// Argument: how many at most.
+	Prune string
 }
+
+// KeyConstraint is the constraint that decides who has a key.
+const KeyConstraint = "unecho_key_pkey"
+
+// UniqueViolation is the code of a claim by ClaimOrFail that came second.
+const UniqueViolation = "23505"
 
 // GuardFailed is the code of a failed Guard.
 const GuardFailed = "22012"
@@ -62,39 +70,58 @@ const GuardFailed = "22012"
 // puts back what was set before. A claim that ends without a row or with an
 // error is rolled back, and the setting with it. CASE, because the order in
 // which AND evaluates its sides is not defined.
+//
+// The transaction's id is noted for GuardSame in the same way: a transaction
+// that the handler has begun itself does not have the setting.
 const (
 	lockWait = `case when set_config('unecho.lock_timeout', current_setting('lock_timeout'), true) is not null
 		then set_config('lock_timeout', $4::text, true) end is not null`
 	lockBack = `set_config('lock_timeout', current_setting('unecho.lock_timeout'), true)`
+	noteID   = `set_config('unecho.xid', pg_current_xact_id()::text, true)`
 )
 
 // New returns the statements for the tables of a set.
 func New(s *migrate.Set) Statements {
 	fill := strings.NewReplacer("{{key}}", s.Table("unecho_key"), "{{conflict}}", s.Table("unecho_conflict"),
-		"{{lock_wait}}", lockWait, "{{lock_back}}", lockBack).Replace
-	const insert = `insert into {{key}} as k (key, fingerprint, done_at, expires_at, tenant, consumer, source, id)
-select $1::uuid, $2::bytea, now(), now() + $3::bigint * interval '1 microsecond', $5::text, $6::text, $7::text, $8::text
-where {{lock_wait}}
-on conflict (key) do `
-	const returning = `
-returning pg_current_xact_id()::text, {{lock_back}}`
+		"{{lock_wait}}", lockWait, "{{lock_back}}", lockBack, "{{note_id}}", noteID).Replace
+	const insert = `insert into {{key}} as k (key, fingerprint, done_at, expires_at, tenant, consumer, source, id, fields)
+select $1::uuid, $2::bytea, now(), now() + $3::bigint * interval '1 microsecond', $5::text, $6::text, $7::text, $8::text, $9::bytea
+where {{lock_wait}}`
 	return Statements{
-		Claim: fill(insert + `nothing` + returning),
-		Takeover: fill(insert + `update set fingerprint = excluded.fingerprint, done_at = excluded.done_at,
-	expires_at = excluded.expires_at, reply = null, tenant = excluded.tenant, consumer = excluded.consumer,
-	source = excluded.source, id = excluded.id
-	where k.expires_at <= now()` + returning),
-		Winner: fill(`select fingerprint, reply, done_at, expires_at <= now() from {{key}} where key = $1::uuid`),
-		Reply:  fill(`update {{key}} set reply = $2::bytea where key = $1::uuid`),
-		Guard:  `select 1 / (pg_current_xact_id()::text = $1::text)::int`,
-		Conflict: fill(`insert into {{conflict}} (key, fingerprint, first_fingerprint, seen_at, expires_at, tenant, consumer, source, id)
-values ($1::uuid, $2::bytea, $3::bytea, now(), now() + $4::bigint * interval '1 microsecond', $5::text, $6::text, $7::text, $8::text)
+		Claim: fill(insert + `
+on conflict (key) do nothing
+returning pg_current_xact_id()::text, {{lock_back}}`),
+		ClaimOrFail: fill(insert + `
+returning {{note_id}}, {{lock_back}}`),
+		Winner:    fill(`select fingerprint, fields, reply, done_at from {{key}} where key = $1::uuid`),
+		Reply:     fill(`update {{key}} set reply = $2::bytea where key = $1::uuid`),
+		Guard:     `select 1 / (pg_current_xact_id()::text = $1::text)::int`,
+		GuardSame: `select 1 / (pg_current_xact_id()::text = coalesce(current_setting('unecho.xid', true), ''))::int`,
+		Conflict: fill(`insert into {{conflict}} (key, fingerprint, first_fingerprint, seen_at, reason, fields, tenant, consumer, source, id)
+values ($1::uuid, $2::bytea, $3::bytea, now(), $4::text, $5::text, $6::text, $7::text, $8::text, $9::text)
 on conflict do nothing`),
-		PruneKeys: fill(`delete from {{key}} where key in
-	(select key from {{key}} where expires_at <= now() limit $1::bigint for update skip locked)`),
-		PruneConflicts: fill(`delete from {{conflict}} where (key, fingerprint) in
-	(select key, fingerprint from {{conflict}} where expires_at <= now() limit $1::bigint for update skip locked)`),
+		Prune: fill(`delete from {{key}} where key in
+	(select key from {{key}} k where expires_at <= now() and not exists (select from {{conflict}} c where c.key = k.key)
+	limit $1::bigint for update skip locked)`),
 	}
+}
+
+// Fields is the list of the fields of a conflict as it is stored; nil if there
+// is none.
+func Fields(names []string) any {
+	if names == nil {
+		return nil
+	}
+	b, _ := json.Marshal(names) // strings have a form
+	return string(b)
+}
+
+// ParseFields reads what Fields has made.
+func ParseFields(stored *string) (names []string) {
+	if stored != nil {
+		_ = json.Unmarshal([]byte(*stored), &names) // what somebody else has written there is no list
+	}
+	return names
 }
 
 // Milliseconds is d as lock_timeout takes it. Zero would be no bound at all.

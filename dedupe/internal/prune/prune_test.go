@@ -2,7 +2,10 @@ package prune_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/unecho/unecho/dedupe/internal/prune"
 )
@@ -30,4 +33,33 @@ func TestRun(t *testing.T) {
 	if n != 7 || !errors.Is(err, failed) {
 		t.Errorf("Run = %d, %v; want what was deleted before the error", n, err)
 	}
+}
+
+// TestTransactionsStayShort: on a database that needs a millisecond a row, no
+// transaction but the first ones is longer than twice the aim, and on one that
+// recovers the batches grow again.
+func TestTransactionsStayShort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rows, perRow := 3000, time.Millisecond
+		var sizes []int
+		n, err := prune.Run(0, func(n int) (int, error) {
+			n = min(n, rows)
+			rows -= n
+			time.Sleep(time.Duration(n) * perRow)
+			sizes = append(sizes, n)
+			if rows < 500 {
+				perRow = time.Microsecond
+			}
+			return n, nil
+		})
+		if n != 3000 || err != nil {
+			t.Fatalf("Run = %d, %v", n, err)
+		}
+		if slices.Max(sizes[5:]) > 250 || !slices.Contains(sizes[:10], 62) && !slices.Contains(sizes[:10], 31) {
+			t.Errorf("batches of %v rows at a millisecond each, want them to shrink to %v", sizes, prune.Aim)
+		}
+		if last := sizes[len(sizes)-2]; last < 60 {
+			t.Errorf("the batches did not grow again: %v", sizes)
+		}
+	})
 }
