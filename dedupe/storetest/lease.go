@@ -357,10 +357,10 @@ func leaseRace(tb testing.TB, h LeaseHarness) {
 
 func leaseSlowHandler(tb testing.TB, h LeaseHarness) {
 	d, c := h.Driver(), leaseClaim("1")
-	lease := time.Second // long enough for a machine that is busy with other tests
+	lease := 2 * time.Second // long enough for a machine that is busy with other tests
 	st := dedupe.NewLeaseStore(d, &dedupe.LeaseOptions{Lease: lease})
 	res, err := st.Once(tb.Context(), c, func(ctx context.Context, l *dedupe.Lease) ([]byte, error) {
-		for end := time.Now().Add(5 * lease / 2); time.Now().Before(end); time.Sleep(lease / 10) {
+		for end := time.Now().Add(2 * lease); time.Now().Before(end); time.Sleep(lease / 10) {
 			if _, _, err := d.Acquire(ctx, c, "thief", longLease); !errors.Is(err, dedupe.ErrInProgress) {
 				tb.Errorf("acquire beside a handler that runs: %v", err)
 				return nil, ctx.Err()
