@@ -37,8 +37,9 @@ type ConflictRecord struct {
 	SeenAt time.Time
 }
 
-// newConflictRecord compares a claim with what was there.
-func newConflictRecord(c Claim, prior Record) ConflictRecord {
+// NewConflictRecord compares a claim, as [Claim.Normal] returns it, with the
+// record that it met. It is for those who build a store of their own.
+func NewConflictRecord(c Claim, prior Record) ConflictRecord {
 	r := ConflictRecord{Key: c.Key, Fingerprint: c.Fingerprint, First: prior.Fingerprint, Reason: ReasonContent, Retain: c.Retain}
 	if !bytes.Equal(c.Fingerprint[:sealed], prior.Fingerprint[:sealed]) {
 		r.Reason = ReasonIdentity

@@ -136,18 +136,14 @@ var (
 // DefaultMaxReply is the greatest reply that a store keeps by default, in bytes.
 const DefaultMaxReply = 64 << 10
 
-// checkReply applies a cap; negative is none.
-func checkReply(reply []byte, most int) error {
-	if most >= 0 && len(reply) > most {
+// CheckReply returns an error that matches ErrReplyTooLarge if a reply is longer
+// than most bytes; 0 means DefaultMaxReply, and negative no limit.
+func CheckReply(reply []byte, most int) error {
+	if most == 0 {
+		most = DefaultMaxReply
+	}
+	if most > 0 && len(reply) > most {
 		return fmt.Errorf("%w: %d bytes, %d are kept; reply with a reference, or raise MaxReply", ErrReplyTooLarge, len(reply), most)
 	}
 	return nil
-}
-
-// maxReply is an option with its default.
-func maxReply(option int) int {
-	if option == 0 {
-		return DefaultMaxReply
-	}
-	return option
 }

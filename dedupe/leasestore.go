@@ -82,7 +82,7 @@ type holding struct {
 
 // Once implements [Store].
 func (s *leaseStore) Once(ctx context.Context, c Claim, fn func(ctx context.Context, l *Lease) ([]byte, error)) (Result, error) {
-	c, err := c.normal()
+	c, err := c.Normal()
 	if err != nil {
 		return Result{}, err
 	}
@@ -150,7 +150,7 @@ func (s *leaseStore) settled(ctx context.Context, c Claim, prior Record) (Result
 	}
 	ctx, cancel := s.detach(ctx)
 	defer cancel()
-	if err := s.driver.Conflict(ctx, newConflictRecord(c, prior)); err != nil {
+	if err := s.driver.Conflict(ctx, NewConflictRecord(c, prior)); err != nil {
 		return Result{}, fmt.Errorf("%w: record a conflict: %w", ErrUnavailable, err)
 	}
 	return Result{Outcome: Conflict}, nil
@@ -209,14 +209,14 @@ func (a *attempt) run(ctx context.Context) (err error) {
 	}
 	if v == Done {
 		a.outcome = Duplicate
-		return checkReply(a.reply, maxReply(a.o.MaxReply))
+		return CheckReply(a.reply, a.o.MaxReply)
 	}
 	a.started = true
 	l := a.lease
 	if a.reply, err = a.fn(ctx, &l); err != nil {
 		return err
 	}
-	return checkReply(a.reply, maxReply(a.o.MaxReply))
+	return CheckReply(a.reply, a.o.MaxReply)
 }
 
 // fate is what is known about the effect after an attempt that did not

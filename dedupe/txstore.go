@@ -40,9 +40,8 @@ func NewTxStore[Tx any](d TxDriver[Tx], o *TxOptions) Store[Tx] {
 	}
 	s := &txStore[Tx]{driver: d, retries: defaultRetries, commitTimeout: defaultCommitTimeout}
 	s.explainer, _ = d.(Explainer[Tx])
-	s.maxReply = DefaultMaxReply
 	if o != nil {
-		s.maxReply = maxReply(o.MaxReply)
+		s.maxReply = o.MaxReply
 		if o.Retries != 0 {
 			s.retries = max(o.Retries, 0)
 		}
@@ -66,7 +65,7 @@ type handler[Tx any] = func(ctx context.Context, tx Tx) ([]byte, error)
 
 // Once implements [Store].
 func (s *txStore[Tx]) Once(ctx context.Context, c Claim, fn func(ctx context.Context, tx Tx) ([]byte, error)) (Result, error) {
-	c, err := c.normal()
+	c, err := c.Normal()
 	if err != nil {
 		return Result{}, err
 	}
@@ -120,7 +119,7 @@ func (s *txStore[Tx]) settled(ctx context.Context, c Claim, prior Record) (Resul
 	}
 	ctx, cancel := s.detach(ctx)
 	defer cancel()
-	if err := s.driver.Conflict(ctx, newConflictRecord(c, prior)); err != nil {
+	if err := s.driver.Conflict(ctx, NewConflictRecord(c, prior)); err != nil {
 		return Result{}, s.storeFault(ctx, "record a conflict", err)
 	}
 	return Result{Outcome: Conflict}, nil
@@ -138,7 +137,7 @@ func (s *txStore[Tx]) run(ctx context.Context, c Claim, tx Tx, fn handler[Tx]) (
 	reply, err := fn(ctx, tx)
 	returned = true
 	if err == nil {
-		err = checkReply(reply, s.maxReply)
+		err = CheckReply(reply, s.maxReply)
 	}
 	if err != nil {
 		return Result{}, s.failed(ctx, tx, err)
@@ -248,8 +247,10 @@ func (s *txStore[Tx]) storeFault(ctx context.Context, op string, err error) erro
 	return fmt.Errorf("%w: %s: %w", ErrUnavailable, op, err)
 }
 
-// normal validates c and fills in its defaults.
-func (c Claim) normal() (Claim, error) {
+// Normal returns c as stores keep it: with its defaults, and with the identity
+// in the fingerprint. The error matches ErrInvalidKey or ErrInvalidClaim. It is
+// for those who build a store of their own; applying it twice changes nothing.
+func (c Claim) Normal() (Claim, error) {
 	if err := c.Key.Validate(); err != nil {
 		return c, err
 	}

@@ -32,51 +32,86 @@ func (p *postgres) Begin(ctx context.Context, c dedupe.Claim) (*scope, *dedupe.R
 		if err != nil {
 			return nil, nil, err
 		}
-		owned, err := p.claim(ctx, s, c)
-		if owned {
+		xid, err := p.claim(ctx, s.tx, c)
+		if xid != "" {
+			s.xid = xid
 			return s, nil, nil
 		}
 		var prior *dedupe.Record
 		if err == nil {
-			prior, err = p.winner(ctx, s, c)
+			prior, err = p.winner(ctx, s.tx, c)
 		}
 		s.undo(ctx, p.o.Timeout)
 		if prior != nil || err != nil {
 			return nil, prior, err
 		}
 	}
-	return nil, nil, fmt.Errorf("sqldedupe: %w: its record has come and gone %d times", dedupe.ErrInProgress, maxVanished)
+	return nil, nil, errVanishing
 }
 
-// claim reports whether the transaction owns the key. If it does not and there
-// is no error, the key was there.
-func (p *postgres) claim(ctx context.Context, s *scope, c dedupe.Claim) (bool, error) {
+var errVanishing = fmt.Errorf("sqldedupe: %w: its record has come and gone %d times", dedupe.ErrInProgress, maxVanished)
+
+// claim returns the id of the transaction if it owns the key. If there is none
+// and no error, the key was there.
+func (p *postgres) claim(ctx context.Context, tx *sql.Tx, c dedupe.Claim) (xid string, _ error) {
 	bounded, cancel := context.WithTimeout(ctx, p.o.LockWait+p.o.Timeout)
 	defer cancel()
 	args := []any{uuid(c.Key), c.Fingerprint[:], pgkeys.Microseconds(c.Retain), strconv.FormatInt(pgkeys.Milliseconds(p.o.LockWait), 10)}
 	var lockTimeout string
-	err := s.tx.QueryRowContext(bounded, p.sql.Claim, append(append(args, p.readable(c.Key)...), p.fields(c))...).Scan(&s.xid, &lockTimeout)
+	err := tx.QueryRowContext(bounded, p.sql.Claim, append(append(args, p.readable(c.Key)...), p.fields(c))...).Scan(&xid, &lockTimeout)
 	code := sqlState(err)
 	switch {
 	case err == nil:
-		return true, nil
+		return xid, nil
 	case errors.Is(err, sql.ErrNoRows):
-		return false, nil
+		return "", nil
 	case ctx.Err() != nil:
-		return false, fmt.Errorf("sqldedupe: %w: %w", ctx.Err(), err)
+		return "", fmt.Errorf("sqldedupe: %w: %w", ctx.Err(), err)
 	case code == pgkeys.LockTimeout, code == pgkeys.QueryCanceled:
-		return false, fmt.Errorf("sqldedupe: %w: waited %v: %w", dedupe.ErrInProgress, p.o.LockWait, err)
+		return "", fmt.Errorf("sqldedupe: %w: waited %v: %w", dedupe.ErrInProgress, p.o.LockWait, err)
 	}
-	return false, fmt.Errorf("sqldedupe: %w", err)
+	return "", fmt.Errorf("sqldedupe: %w", err)
+}
+
+// claimIn implements claimsIn. The savepoint lets tx go on after a wait that was
+// too long.
+func (p *postgres) claimIn(ctx context.Context, tx *sql.Tx, c dedupe.Claim) (owned bool, prior *dedupe.Record, err error) {
+	if _, err := tx.ExecContext(ctx, pgkeys.Savepoint); err != nil {
+		return false, nil, fmt.Errorf("sqldedupe: %w", err)
+	}
+	xid, err := p.claim(ctx, tx, c)
+	if err != nil {
+		if _, back := tx.ExecContext(ctx, pgkeys.Back); back != nil {
+			err = errors.Join(err, back)
+		}
+		return false, nil, err
+	}
+	after := pgkeys.Release
+	if xid == "" {
+		after = pgkeys.Back // to the lock_timeout of before
+	}
+	if _, err := tx.ExecContext(ctx, after); err != nil {
+		return false, nil, fmt.Errorf("sqldedupe: %w", err)
+	}
+	if xid != "" {
+		return true, nil, nil
+	}
+	prior, err = p.winner(ctx, tx, c)
+	return false, prior, err
+}
+
+// replyIn implements claimsIn.
+func (p *postgres) replyIn(ctx context.Context, tx *sql.Tx, k dedupe.Key, reply []byte) (sql.Result, error) {
+	return tx.ExecContext(ctx, p.sql.Reply, uuid(k), reply)
 }
 
 // winner reads who has done the key; nil if there is nobody any more.
-func (p *postgres) winner(ctx context.Context, s *scope, c dedupe.Claim) (*dedupe.Record, error) {
+func (p *postgres) winner(ctx context.Context, tx *sql.Tx, c dedupe.Claim) (*dedupe.Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.o.Timeout)
 	defer cancel()
 	var r dedupe.Record
 	var fingerprint []byte
-	err := s.tx.QueryRowContext(ctx, p.sql.Winner, uuid(c.Key)).Scan(&fingerprint, &r.Fields, &r.Reply, &r.DoneAt)
+	err := tx.QueryRowContext(ctx, p.sql.Winner, uuid(c.Key)).Scan(&fingerprint, &r.Fields, &r.Reply, &r.DoneAt)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return nil, nil
@@ -141,7 +176,7 @@ func unfit(err, rollback error) error {
 
 func (p *postgres) commit(ctx context.Context, s *scope, c dedupe.Claim, reply []byte) error {
 	if reply != nil {
-		if _, err := s.tx.ExecContext(ctx, p.sql.Reply, uuid(c.Key), reply); err != nil {
+		if _, err := p.replyIn(ctx, s.tx, c.Key, reply); err != nil {
 			return errors.Join(err, ignoreDone(s.tx.Rollback()))
 		}
 	}
@@ -178,8 +213,13 @@ func (p *postgres) Rollback(ctx context.Context, s *scope) error {
 
 // Conflict implements dedupe.TxDriver.
 func (p *postgres) Conflict(ctx context.Context, r dedupe.ConflictRecord) error {
+	return p.conflictIn(ctx, p.db, r)
+}
+
+// conflictIn implements claimsIn.
+func (p *postgres) conflictIn(ctx context.Context, on execer, r dedupe.ConflictRecord) error {
 	args := []any{uuid(r.Key), r.Fingerprint[:], r.First[:], string(r.Reason), p.names(r)}
-	if _, err := p.db.ExecContext(ctx, p.sql.Conflict, append(args, p.readable(r.Key)...)...); err != nil {
+	if _, err := on.ExecContext(ctx, p.sql.Conflict, append(args, p.readable(r.Key)...)...); err != nil {
 		return fmt.Errorf("sqldedupe: %w", err)
 	}
 	return nil

@@ -129,7 +129,10 @@ func (l *sqlite) try(ctx, wait context.Context, c dedupe.Claim) (*scope, *dedupe
 	if err != nil {
 		return nil, nil, err
 	}
-	owned, prior, err := l.claim(wait, s, c)
+	owned, prior, err := l.claimIn(wait, s.tx, c)
+	if owned && err == nil {
+		_, err = s.tx.ExecContext(ctx, mark)
+	}
 	if owned && err == nil {
 		return s, nil, nil
 	}
@@ -137,16 +140,15 @@ func (l *sqlite) try(ctx, wait context.Context, c dedupe.Claim) (*scope, *dedupe
 	return nil, prior, err
 }
 
-// claim takes the write lock with its first statement, and with it a view of
-// the database that nobody changes.
-func (l *sqlite) claim(ctx context.Context, s *scope, c dedupe.Claim) (owned bool, prior *dedupe.Record, err error) {
+// claimIn implements claimsIn. It takes the write lock with its first statement,
+// and with it a view of the database that nobody changes.
+func (l *sqlite) claimIn(ctx context.Context, tx *sql.Tx, c dedupe.Claim) (owned bool, prior *dedupe.Record, err error) {
 	key := c.Key.Stored()
 	args := []any{key[:], c.Fingerprint[:], milliseconds(c.Retain)}
-	err = s.tx.QueryRowContext(ctx, l.sql.claim, append(append(args, l.readable(c.Key)...), l.fields(c))...).Scan(new(int))
+	err = tx.QueryRowContext(ctx, l.sql.claim, append(append(args, l.readable(c.Key)...), l.fields(c))...).Scan(new(int))
 	switch {
 	case err == nil:
-		_, err = s.tx.ExecContext(ctx, mark)
-		return true, nil, err
+		return true, nil, nil
 	case !errors.Is(err, sql.ErrNoRows):
 		return false, nil, err
 	}
@@ -156,7 +158,7 @@ func (l *sqlite) claim(ctx context.Context, s *scope, c dedupe.Claim) (owned boo
 		replied     bool
 		doneAt      int64
 	)
-	if err := s.tx.QueryRowContext(ctx, l.sql.winner, key[:]).Scan(&fingerprint, &r.Fields, &r.Reply, &replied, &doneAt); err != nil {
+	if err := tx.QueryRowContext(ctx, l.sql.winner, key[:]).Scan(&fingerprint, &r.Fields, &r.Reply, &replied, &doneAt); err != nil {
 		return false, nil, fmt.Errorf("read the record of the key: %w", err)
 	}
 	copy(r.Fingerprint[:], fingerprint)
@@ -199,8 +201,7 @@ func (l *sqlite) fit(ctx context.Context, s *scope, ready func() bool) error {
 
 func (l *sqlite) commit(ctx context.Context, s *scope, c dedupe.Claim, reply []byte) error {
 	if reply != nil {
-		key := c.Key.Stored()
-		if _, err := s.tx.ExecContext(ctx, l.sql.reply, key[:], reply); err != nil {
+		if _, err := l.replyIn(ctx, s.tx, c.Key, reply); err != nil {
 			return errors.Join(err, ignoreDone(s.tx.Rollback()))
 		}
 	}
@@ -233,13 +234,24 @@ func (l *sqlite) Rollback(ctx context.Context, s *scope) error {
 	return fmt.Errorf("sqldedupe: rollback: %w", err)
 }
 
-// Conflict implements dedupe.TxDriver.
-func (l *sqlite) Conflict(ctx context.Context, r dedupe.ConflictRecord) error {
+// replyIn implements claimsIn.
+func (l *sqlite) replyIn(ctx context.Context, tx *sql.Tx, k dedupe.Key, reply []byte) (sql.Result, error) {
+	key := k.Stored()
+	return tx.ExecContext(ctx, l.sql.reply, key[:], reply)
+}
+
+// conflictIn implements claimsIn.
+func (l *sqlite) conflictIn(ctx context.Context, on execer, r dedupe.ConflictRecord) error {
 	key := r.Key.Stored()
 	args := []any{key[:], r.Fingerprint[:], r.First[:], string(r.Reason), l.names(r)}
-	args = append(args, l.readable(r.Key)...)
+	_, err := on.ExecContext(ctx, l.sql.conflict, append(args, l.readable(r.Key)...)...)
+	return err
+}
+
+// Conflict implements dedupe.TxDriver.
+func (l *sqlite) Conflict(ctx context.Context, r dedupe.ConflictRecord) error {
 	for {
-		_, err := l.db.ExecContext(ctx, l.sql.conflict, args...)
+		err := l.conflictIn(ctx, l.db, r)
 		switch {
 		case err == nil:
 			return nil

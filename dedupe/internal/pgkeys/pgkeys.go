@@ -80,6 +80,18 @@ const (
 	noteID   = `set_config('unecho.xid', pg_current_xact_id()::text, true)`
 )
 
+// LockBack puts back what a claim that took no row has set, in a transaction
+// that goes on.
+const LockBack = `select ` + lockBack
+
+// Savepoint, Release and Back surround a claim in a transaction that goes on
+// whatever becomes of the claim.
+const (
+	Savepoint = `savepoint unecho_claim`
+	Release   = `release savepoint unecho_claim`
+	Back      = `rollback to savepoint unecho_claim`
+)
+
 // New returns the statements for the tables of a set.
 func New(s *migrate.Set) Statements {
 	fill := strings.NewReplacer("{{key}}", s.Table("unecho_key"), "{{conflict}}", s.Table("unecho_conflict"),
