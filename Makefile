@@ -7,7 +7,7 @@ SERVICES := ./internal/services/services.sh
 LINT_VERSION := v2.15.0
 LINT := .services/bin/golangci-lint-$(LINT_VERSION)
 
-.PHONY: test quick vet lint planted linear walk e2e services services-stop services-status services-reset
+.PHONY: test quick vet lint planted conformance linear walk e2e services services-stop services-status services-reset
 
 ## test: start the services, and run everything, with the race detector; a missing service is a failure
 test: services vet
@@ -37,9 +37,15 @@ planted: services
 	caught=$$(grep -c 'PLANTED .* caught' .services/planted.log); missed=$$(grep -cE 'PLANTED .* (missed|neither)' .services/planted.log); \
 	echo "planted=$$((caught + missed)) caught=$$caught"; exit $$status
 
-## linear: 600 histories of concurrent clients, lost answers and expiries on each lease driver, checked for linearizability
+## conformance: the suite of the dedupe stores on every driver; prints drivers and cases, and fails on a skipped one
+conformance: services
+	@UNECHO_REQUIRE_SERVICES=1 go test -json -count=1 -timeout 20m -run 'Conformance' ./dedupe/... | go run ./internal/conformance
+
+## linear: 600 histories of concurrent clients, lost answers and expiries on each store, checked for linearizability, and
+## long random sequences by the same model
 linear: services
-	UNECHO_REQUIRE_SERVICES=1 UNECHO_HISTORIES=600 go test -count=1 -v -timeout 20m -run Linear ./internal/linear
+	UNECHO_REQUIRE_SERVICES=1 UNECHO_HISTORIES=600 go test -count=1 -v -timeout 30m -run 'Linear|Script' ./internal/linear | grep -E 'LINEAR|^ *---|^(ok|FAIL)|history|differs'
+	UNECHO_REQUIRE_SERVICES=1 go test -count=1 -timeout 30m -run Machine ./internal/linear -rapid.checks=400 -rapid.steps=40 -rapid.nofailfile
 
 ## walk: print the way of one message through relay, broker and handler
 walk:

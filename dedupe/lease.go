@@ -69,8 +69,8 @@ type LeaseDriver interface {
 	Acquire(ctx context.Context, c Claim, owner string, d time.Duration) (Grant, *Record, error)
 	// Extend makes the lease last for d from now.
 	Extend(ctx context.Context, k Key, owner string, token int64, d time.Duration) error
-	// Complete marks the key done, with reply, and keeps it for c.Retain. The
-	// same call again is no error.
+	// Complete marks the key done, with reply and the fingerprint that was
+	// claimed, and keeps it for c.Retain. The same call again is no error.
 	Complete(ctx context.Context, c Claim, owner string, token int64, reply []byte) error
 	// Release gives the key up: StateFree if its effect was not brought about,
 	// StateUnknown if it may have been, StateParked to hold it for a person.

@@ -124,7 +124,7 @@ func (d *LeaseDriver) Complete(_ context.Context, c dedupe.Claim, owner string, 
 	l, err := d.ours(c.Key, owner, token)
 	if err == nil && l.done == nil {
 		now := time.Now()
-		l.done = &dedupe.Record{Fingerprint: c.Fingerprint, Fields: l.claimed.Fields, Reply: bytes.Clone(reply), DoneAt: now}
+		l.done = &dedupe.Record{Fingerprint: l.claimed.Fingerprint, Fields: l.claimed.Fields, Reply: bytes.Clone(reply), DoneAt: now}
 		l.expires = now.Add(c.Retain)
 	}
 	return err

@@ -115,6 +115,7 @@ func (a *admin) Evict(ctx context.Context, id dedupe.KeyID) error {
 			return nil
 		})
 	}
+	b.Queue(a.sql.Settle, idOf(id))
 	switch err := a.pool.SendBatch(ctx, b).Close(); {
 	case err != nil:
 		return fmt.Errorf("pgdedupe: evict: %w", err)

@@ -1,6 +1,7 @@
 package pgdedupe_test
 
 import (
+	"cmp"
 	"context"
 	"testing"
 
@@ -17,7 +18,7 @@ import (
 
 func TestConformance(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{"", pgx.RepeatableRead, pgx.Serializable} {
-		t.Run("isolation="+string(level), func(t *testing.T) {
+		t.Run("isolation="+cmp.Or(string(level), "default"), func(t *testing.T) {
 			storetest.Run(t, open(pgdedupe.Options{Isolation: level}, pgx.QueryExecModeCacheStatement))
 		})
 	}

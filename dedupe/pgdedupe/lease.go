@@ -61,23 +61,35 @@ func newLeaseDriver(pool *pgxpool.Pool, o *Options) *leaseDriver {
 
 // Acquire implements dedupe.LeaseDriver. When the insert takes no row, a
 // statement of its own reads who has the key: the insert waited for that and
-// cannot see it. Between the two the key may change hands, which can only make
-// it look busier than it is.
+// cannot see it. Between the two the key may be given up; the claim begins anew
+// then.
 func (l *leaseDriver) Acquire(ctx context.Context, c dedupe.Claim, owner string, lease time.Duration) (dedupe.Grant, *dedupe.Record, error) {
 	if err := dedupe.CheckLifetimes(lease, c.Retain); err != nil {
 		return dedupe.Grant{}, nil, err
 	}
-	var g dedupe.Grant
-	args := append([]any{uuid(c.Key), c.Fingerprint[:], owner, pgkeys.Microseconds(lease)}, l.d.readable(c.Key)...)
-	err := l.d.pool.QueryRow(ctx, l.sql.Acquire, append(args, l.d.fields(c))...).Scan(&g.Token, &g.Attempt, &g.Unknown)
-	if err == nil {
-		return g, nil, nil
+	for range maxVanished {
+		g, err := l.insert(ctx, c, owner, lease)
+		if err == nil {
+			return g, nil, nil
+		}
+		if !errors.Is(err, pgx.ErrNoRows) {
+			return dedupe.Grant{}, nil, fmt.Errorf("pgdedupe: acquire: %w", err)
+		}
+		g, r, err := l.holder(ctx, c, owner)
+		if !errors.Is(err, errGivenUp) {
+			return g, r, err
+		}
 	}
-	if !errors.Is(err, pgx.ErrNoRows) {
-		return dedupe.Grant{}, nil, fmt.Errorf("pgdedupe: acquire: %w", err)
-	}
-	return l.holder(ctx, c, owner)
+	return dedupe.Grant{}, nil, errVanishing
 }
+
+func (l *leaseDriver) insert(ctx context.Context, c dedupe.Claim, owner string, lease time.Duration) (g dedupe.Grant, err error) {
+	args := append([]any{uuid(c.Key), c.Fingerprint[:], owner, pgkeys.Microseconds(lease)}, l.d.readable(c.Key)...)
+	err = l.d.pool.QueryRow(ctx, l.sql.Acquire, append(args, l.d.fields(c))...).Scan(&g.Token, &g.Attempt, &g.Unknown)
+	return g, err
+}
+
+var errGivenUp = errors.New("the key has just been given up")
 
 // holder says why a claim took no row.
 func (l *leaseDriver) holder(ctx context.Context, c dedupe.Claim, owner string) (dedupe.Grant, *dedupe.Record, error) {
@@ -89,7 +101,7 @@ func (l *leaseDriver) holder(ctx context.Context, c dedupe.Claim, owner string) 
 	err := l.d.pool.QueryRow(ctx, l.sql.Holder, uuid(c.Key)).Scan(&state, &has, &g.Token, &g.Attempt, &g.Unknown, &fp, &r.Fields, &r.Reply, &doneAt)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return dedupe.Grant{}, nil, fmt.Errorf("%w: it has just been given up", dedupe.ErrInProgress)
+		return dedupe.Grant{}, nil, errGivenUp
 	case err != nil:
 		return dedupe.Grant{}, nil, fmt.Errorf("pgdedupe: acquire: %w", err)
 	}
@@ -107,6 +119,8 @@ func (l *leaseDriver) holder(ctx context.Context, c dedupe.Claim, owner string) 
 		return g, nil, nil
 	case state == "p":
 		return dedupe.Grant{}, nil, dedupe.ErrParked
+	case state == "f":
+		return dedupe.Grant{}, nil, errGivenUp
 	}
 	return dedupe.Grant{}, nil, dedupe.ErrInProgress
 }
@@ -124,7 +138,7 @@ func (l *leaseDriver) Complete(ctx context.Context, c dedupe.Claim, owner string
 	if err := dedupe.CheckLifetimes(c.Retain); err != nil {
 		return err
 	}
-	return l.change(ctx, "complete", l.sql.Complete, uuid(c.Key), owner, token, c.Fingerprint[:], reply, pgkeys.Microseconds(c.Retain))
+	return l.change(ctx, "complete", l.sql.Complete, uuid(c.Key), owner, token, reply, pgkeys.Microseconds(c.Retain))
 }
 
 // Release implements dedupe.LeaseDriver.

@@ -109,7 +109,10 @@ func (a *admin) Release(ctx context.Context, id dedupe.KeyID) error {
 
 // Evict implements dedupe.Admin.
 func (a *admin) Evict(ctx context.Context, id dedupe.KeyID) error {
-	n, err := a.client.Del(ctx, a.name(id), a.conflicts(id)).Result()
+	n, err := a.client.Del(ctx, a.name(id)).Result()
+	if err == nil {
+		err = a.client.Del(ctx, a.conflicts(id)).Err()
+	}
 	switch {
 	case err != nil:
 		return fmt.Errorf("redisdedupe: evict: %w", err)

@@ -163,7 +163,7 @@ func (d *Driver) Complete(ctx context.Context, c dedupe.Claim, owner string, tok
 		stored = "r" + string(reply)
 	}
 	return d.verdict("complete", completeScript.Run(ctx, d.client, []string{d.name(c.Key.Stored())},
-		owner, token, hex.EncodeToString(c.Fingerprint[:]), stored, c.Retain.Milliseconds()))
+		owner, token, stored, c.Retain.Milliseconds()))
 }
 
 // Release implements dedupe.LeaseDriver.

@@ -65,9 +65,9 @@ return 1
 var completeScript = redis.NewScript(allowOOM + clock + ours + `
 if not ours or h[1] ~= 'r' and h[1] ~= 'd' then return 0 end
 if h[1] == 'd' then return 1 end
-redis.call('HSET', KEYS[1], 'st', 'd', 'fp', ARGV[3], 'rep', ARGV[4], 'at', int(now), 'unk', '0')
+redis.call('HSET', KEYS[1], 'st', 'd', 'rep', ARGV[3], 'at', int(now), 'unk', '0')
 redis.call('HDEL', KEYS[1], 'exp')
-redis.call('PEXPIRE', KEYS[1], ARGV[5])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return 1
 `)
 

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -49,7 +50,8 @@ type look interface {
 	list(f dedupe.Filter) (statement string, after dedupe.KeyID, err error)
 	// release frees an unknown or parked lease; "" if there are none.
 	release() string
-	// evict are statements that delete rows, with an id as their argument.
+	// evict are statements that, with settle, leave nothing of a key, with an
+	// id as their argument.
 	evict() []string
 	counts() string
 	scanEntry(scan func(...any) error) (dedupe.Entry, error)
@@ -118,7 +120,7 @@ func query[T any](ctx context.Context, a *admin, scan func(func(...any) error) (
 // Release implements dedupe.Admin.
 func (a *admin) Release(ctx context.Context, id dedupe.KeyID) error {
 	if statement := a.look.release(); statement != "" {
-		n, err := a.change(ctx, id, statement)
+		n, err := a.change(ctx, id, []string{statement})
 		if err != nil {
 			return fmt.Errorf("sqldedupe: release: %w", err)
 		}
@@ -135,7 +137,7 @@ func (a *admin) Release(ctx context.Context, id dedupe.KeyID) error {
 
 // Evict implements dedupe.Admin.
 func (a *admin) Evict(ctx context.Context, id dedupe.KeyID) error {
-	switch n, err := a.change(ctx, id, a.look.evict()...); {
+	switch n, err := a.change(ctx, id, a.look.evict(), a.look.settle()); {
 	case err != nil:
 		return fmt.Errorf("sqldedupe: evict: %w", err)
 	case n == 0:
@@ -146,14 +148,15 @@ func (a *admin) Evict(ctx context.Context, id dedupe.KeyID) error {
 
 // Settle implements dedupe.Admin.
 func (a *admin) Settle(ctx context.Context, id dedupe.KeyID) error {
-	if _, err := a.change(ctx, id, a.look.settle()); err != nil {
+	if _, err := a.change(ctx, id, nil, a.look.settle()); err != nil {
 		return fmt.Errorf("sqldedupe: settle: %w", err)
 	}
 	return nil
 }
 
-// change runs statements on a key in one transaction, and counts rows.
-func (a *admin) change(ctx context.Context, id dedupe.KeyID, statements ...string) (total int64, err error) {
+// change runs statements on a key in one transaction, counts the rows of the
+// first ones, and not those of what goes with them.
+func (a *admin) change(ctx context.Context, id dedupe.KeyID, statements []string, with ...string) (total int64, err error) {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
 	tx, err := a.db.BeginTx(ctx, nil)
@@ -161,7 +164,7 @@ func (a *admin) change(ctx context.Context, id dedupe.KeyID, statements ...strin
 		return 0, err
 	}
 	defer func() { _ = tx.Rollback() }() // after the commit it does nothing
-	for _, statement := range statements {
+	for i, statement := range slices.Concat(statements, with) {
 		res, err := tx.ExecContext(ctx, statement, a.look.id(id))
 		if err != nil {
 			return 0, err
@@ -170,7 +173,9 @@ func (a *admin) change(ctx context.Context, id dedupe.KeyID, statements ...strin
 		if err != nil {
 			return 0, err
 		}
-		total += n
+		if i < len(statements) {
+			total += n
+		}
 	}
 	return total, tx.Commit()
 }
@@ -238,7 +243,7 @@ func (l keysLook) find() string         { return l.findSQL }
 func (l keysLook) conflicts() string    { return l.conflictsSQL }
 func (l keysLook) settle() string       { return l.settleSQL }
 func (keysLook) release() string        { return "" }
-func (l keysLook) evict() []string      { return []string{l.evictSQL, l.settleSQL} }
+func (l keysLook) evict() []string      { return []string{l.evictSQL} }
 func (l keysLook) counts() string       { return l.countsSQL }
 
 func (l keysLook) list(f dedupe.Filter) (statement string, after dedupe.KeyID, err error) {

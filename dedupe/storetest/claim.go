@@ -163,7 +163,7 @@ func claimConflict[Tx any](tb testing.TB, h ClaimHarness[Tx]) {
 
 func claimInProgress[Tx any](tb testing.TB, h ClaimHarness[Tx]) {
 	if _, ok := h.(OneWriter); ok {
-		tb.Skip("the database has one writer at a time")
+		tb.Skip("n/a: the database has one writer at a time")
 	}
 	ctx := tb.Context()
 	owner, other := begun(tb, h), begun(tb, h)

@@ -3,6 +3,8 @@ package storetest
 import (
 	"context"
 	"errors"
+	"reflect"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -75,7 +77,7 @@ func startHolding[S any](tb testing.TB, open Open[S], s Settings) *env[S] {
 	tb.Helper()
 	e := start(tb, open, s)
 	if e.eager {
-		tb.Skip("the store claims a key only when its handler has returned")
+		tb.Skip("n/a: the store claims a key only when its handler has returned")
 	}
 	return e
 }
@@ -204,12 +206,14 @@ func (e *env[S]) no(why string) handler[S] {
 	}
 }
 
-// power returns a power of the harness, or skips the case.
+// power returns a power of the harness, or ends the case as one that does not
+// apply.
 func power[P any](tb testing.TB, h any) P {
 	tb.Helper()
 	p, ok := h.(P)
 	if !ok {
-		tb.Skipf("the harness has no %T", (*P)(nil))
+		name, _, _ := strings.Cut(reflect.TypeFor[P]().Name(), "[")
+		tb.Skipf("n/a: the harness is no %s", name)
 	}
 	return p
 }

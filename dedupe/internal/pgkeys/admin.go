@@ -19,7 +19,8 @@ type AdminStatements struct {
 	lists map[dedupe.State]string
 	// Release makes an unknown or parked lease free. Argument: key.
 	Release string
-	// Evict are the deletes that leave nothing of a key. Argument: key.
+	// Evict are the deletes that, with Settle, leave nothing of a key.
+	// Argument: key.
 	Evict []string
 	// Conflicts reads the conflicts of a key, see ScanConflict. Argument: key.
 	Conflicts string
@@ -74,7 +75,7 @@ select ` + keyEntry + ` from {{key}} e where key = $1::uuid limit 1`),
 		lists:   lists,
 		Release: fill(`update {{lease}} set state = 'f', unknown = false where key = $1::uuid and (state = 'p' or ` + unknownLease + `)`),
 		Evict: []string{
-			fill(`delete from {{key}} where key = $1::uuid`), fill(`delete from {{lease}} where key = $1::uuid`), fill(`delete from {{conflict}} where key = $1::uuid`),
+			fill(`delete from {{key}} where key = $1::uuid`), fill(`delete from {{lease}} where key = $1::uuid`),
 		},
 		Conflicts: fill(`select tenant, consumer, source, id, fingerprint, first_fingerprint, reason, fields, seen_at
 from {{conflict}} where key = $1::uuid order by seen_at, fingerprint`),

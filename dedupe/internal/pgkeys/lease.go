@@ -20,7 +20,7 @@ type LeaseStatements struct {
 	Holder string
 	// Extend, Complete and Release change the row of a claim that is still the
 	// caller's; no row: it is not. Arguments: key, owner, token, and lease in
-	// microseconds; fingerprint, reply, retention in microseconds; state,
+	// microseconds; reply, retention in microseconds; state,
 	// unknown.
 	Extend, Complete, Release string
 	// Prune deletes what is done and has expired, but for keys with a conflict.
@@ -44,8 +44,10 @@ on conflict (key) do update set state = 'r', owner = excluded.owner, token = exc
 returning token, attempt, unknown`),
 		Holder: fill(`select state::text, owner, token, attempt, unknown, fingerprint, fields, reply, done_at from {{lease}} where key = $1::uuid`),
 		Extend: fill(`update {{lease}} set lease_until = ` + now + ` + $4::bigint * interval '1 microsecond'` + ours + ` and state = 'r'`),
-		Complete: fill(`update {{lease}} set state = 'd', unknown = false, done_at = coalesce(done_at, ` + now + `), fingerprint = $4::bytea,
-	reply = $5::bytea, expires_at = ` + now + ` + $6::bigint * interval '1 microsecond'` + ours + ` and state in ('r', 'd')`),
+		// The first completion is the one that counts.
+		Complete: fill(`update {{lease}} set state = 'd', unknown = false, done_at = coalesce(done_at, ` + now + `),
+	reply = case when state = 'd' then reply else $4::bytea end,
+	expires_at = coalesce(expires_at, ` + now + ` + $5::bigint * interval '1 microsecond')` + ours + ` and state in ('r', 'd')`),
 		Release: fill(`update {{lease}} set state = $4::text::"char", unknown = $5::boolean` + ours + ` and state = 'r'`),
 		Prune: fill(`delete from {{lease}} where key in
 	(select key from {{lease}} l where expires_at <= ` + now + ` and state = 'd' and not exists (select from {{conflict}} c where c.key = l.key)
