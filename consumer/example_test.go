@@ -154,3 +154,19 @@ func ExampleJSONContent() {
 	// <nil>
 	// <nil>
 }
+
+// A producer that stamps an event whenever it sends it makes no conflict of it.
+func ExampleFieldsContent() {
+	h := consumer.Wrap("billing", memdedupe.NewStore(nil), func(_ context.Context, _ *memdedupe.Tx, m *envelope.Message) error {
+		fmt.Println("billed", string(m.Body))
+		return nil
+	}, &consumer.Options{Extractor: envelope.FromHeader("order-id", "/shop"), Content: consumer.FieldsContent("/cents")})
+	for _, body := range []string{`{"cents":1,"sent":"10:00"}`, `{"cents":1,"sent":"10:05"}`} {
+		m := &envelope.Message{Topic: "orders", Body: []byte(body), Header: envelope.Header{{Name: "order-id", Value: []byte("42")}}}
+		fmt.Println(h.Handle(context.Background(), m))
+	}
+	// Output:
+	// billed {"cents":1,"sent":"10:00"}
+	// <nil>
+	// <nil>
+}

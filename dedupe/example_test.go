@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"time"
 
 	"github.com/unecho/unecho/dedupe"
 	"github.com/unecho/unecho/dedupe/memdedupe"
@@ -79,4 +81,91 @@ func ExampleCanonicalJSON() {
 	// Output:
 	// true
 	// false
+}
+
+// Keys that clients choose are held to a length, to a form and to being hard to
+// guess, and a tenant to a rate.
+func ExampleGuard() {
+	store := dedupe.Guard(memdedupe.NewStore(nil), dedupe.GuardOptions{ASCII: true, MinEntropy: 64, NewPerSecond: 1, Burst: 1})
+	once := func(id string) {
+		res, err := store.Once(context.Background(), dedupe.Claim{Key: dedupe.Key{Tenant: "acme", Consumer: "api", ID: id}},
+			func(context.Context, *memdedupe.Tx) ([]byte, error) { return nil, nil })
+		fmt.Println(res.Outcome, errors.Is(err, dedupe.ErrWeakKey), errors.Is(err, dedupe.ErrRateLimited))
+	}
+	once("12345")
+	once("9b2f6a58-6c0e-4d0e-8f43-0d7a1c5be201")
+	once("9b2f6a58-6c0e-4d0e-8f43-0d7a1c5be201") // what is done is not limited
+	once("1c9d3e07-5a11-4c52-9f6e-7be2f0d4a8c3")
+	// Output:
+	// outcome(0) true false
+	// processed false false
+	// duplicate false false
+	// outcome(0) false true
+}
+
+// A conflict says which fields differ. No value was kept.
+func ExampleJSONFields() {
+	k := dedupe.Key{Consumer: "billing", Source: "/shop", ID: "42"}
+	first := dedupe.JSONFields(k, []byte(`{"cents": 100, "to": {"name": "Ann"}}`))
+	second := dedupe.JSONFields(k, []byte(`{"to": {"name": "Ann"}, "cents": 999}`))
+	fmt.Println(dedupe.DiffFields(first, second))
+	// Output: [/cents]
+}
+
+// Only what was chosen takes part in a fingerprint.
+func ExampleFieldsOf() {
+	a, _ := dedupe.FieldsOf([]byte(`{"order": {"id": 7}, "sent": "10:00"}`), "/order/id")
+	b, _ := dedupe.FieldsOf([]byte(`{"sent": "10:05", "order": {"id": 7}}`), "/order/id")
+	k := dedupe.Key{Consumer: "billing", ID: "42"}
+	fmt.Println(dedupe.Fingerprint(k, a...) == dedupe.Fingerprint(k, b...))
+	// Output: true
+}
+
+// Expired keys are deleted now and then, and none soon after the start.
+func ExampleRunPruner() {
+	ctx, cancel := context.WithCancel(context.Background())
+	prune := func(_ context.Context, limit int) (int, error) { // such as pgdedupe.Prune
+		fmt.Println("up to", limit)
+		cancel()
+		return 3, nil
+	}
+	err := dedupe.RunPruner(ctx, prune, &dedupe.PrunerOptions{
+		Delay: time.Millisecond, Limit: 5000,
+		Report: func(deleted int, err error) { fmt.Println(deleted, err) },
+	})
+	fmt.Println(err)
+	// Output:
+	// up to 5000
+	// 3 <nil>
+	// <nil>
+}
+
+// At three in the morning: what does the store know about this event?
+func ExampleAdmin() {
+	ctx, driver := context.Background(), memdedupe.NewLeaseDriver()
+	store := dedupe.NewLeaseStore(driver, &dedupe.LeaseOptions{Holder: "payments-3"})
+	k := dedupe.Key{Consumer: "payments", Source: "/shop", ID: "42"}
+	_, _ = store.Once(ctx, dedupe.Claim{Key: k}, func(context.Context, *dedupe.Lease) ([]byte, error) { return nil, errors.New("declined") })
+	var admin dedupe.Admin = driver.Admin()
+	e, err := admin.Find(ctx, k.Stored())
+	fmt.Println(e.State, e.Attempt, e.Holder[:10], err)
+	fmt.Println(errors.Is(admin.Release(ctx, k.Stored()), dedupe.ErrWrongState))
+	fmt.Println(strings.Split(e.Explain(), "\n")[2])
+	// Output:
+	// free 1 payments-3 <nil>
+	// true
+	// state      free: the last attempt failed; the next delivery is handled
+}
+
+// An event whose only name is its place in a log.
+func ExamplePositionID() {
+	k := dedupe.Key{Consumer: "billing", Source: "kafka:orders", ID: dedupe.PositionID(3, 1042)}
+	fmt.Println(k.ID, k.Stored())
+	// Output: 3@1042 00000000-0412-08ce-a099-912f74d742c9
+}
+
+// An id is random enough if it is as hard to guess as a key.
+func ExampleEntropy() {
+	fmt.Println(dedupe.Entropy("order-1") > 64, dedupe.Entropy("9b2f6a58-6c0e-4d0e-8f43-0d7a1c5be201") > 64)
+	// Output: false true
 }

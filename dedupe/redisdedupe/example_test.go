@@ -42,3 +42,27 @@ func ExampleDriver_Check() {
 		slog.Error("the keys are in danger", "error", err)
 	}
 }
+
+// What people ask a store: which payments wait for somebody to find out what
+// came of them?
+func ExampleDriver_Admin() {
+	ctx := context.Background()
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", ContextTimeoutEnabled: true})
+	defer func() { _ = rdb.Close() }()
+	d, err := redisdedupe.NewDriver(rdb, nil)
+	if err != nil {
+		return
+	}
+	for f := (dedupe.Filter{State: dedupe.StateParked}); ; {
+		page, err := d.Admin().List(ctx, f)
+		if err != nil {
+			return
+		}
+		for _, e := range page.Entries {
+			slog.Info("parked", "key", e.ID, "attempts", e.Attempt, "holder", e.Holder)
+		}
+		if f.After = page.Next; f.After == "" {
+			return
+		}
+	}
+}

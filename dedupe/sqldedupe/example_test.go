@@ -42,3 +42,44 @@ func ExampleNewStore() {
 	// processed <nil>
 	// duplicate <nil>
 }
+
+// The transaction is made elsewhere, so the claim goes into it.
+func ExampleClaimer() {
+	dir, err := os.MkdirTemp("", "example")
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	db, err := sql.Open("sqlite", "file:"+filepath.Join(dir, "app.db")+"?_pragma=journal_mode(WAL)&_txlock=immediate")
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = db.Close() }()
+	ctx := context.Background()
+	if err := sqldedupe.Migrate(ctx, db, sqldedupe.SQLite, nil); err != nil {
+		panic(err)
+	}
+	claimer := sqldedupe.NewClaimer(sqldedupe.SQLite, nil)
+	claim := dedupe.Claim{Key: dedupe.Key{Consumer: "billing", Source: "/shop", ID: "42"}}
+	for range 2 {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			panic(err)
+		}
+		done, err := claimer.Claim(ctx, tx, claim)
+		if err == nil && done == nil {
+			err = claimer.SetReply(ctx, tx, claim.Key, []byte("invoice 7")) // beside the effect
+		}
+		if done != nil {
+			fmt.Println(done.Outcome, string(done.Reply))
+		}
+		fmt.Println(err, tx.Commit())
+	}
+	e, err := sqldedupe.NewAdmin(db, sqldedupe.SQLite, nil).Find(ctx, claim.Key.Stored())
+	fmt.Println(e.State, e.ReplySize, err)
+	// Output:
+	// <nil> <nil>
+	// duplicate invoice 7
+	// <nil> <nil>
+	// done 9 <nil>
+}
