@@ -12,6 +12,7 @@
 //   - [ErrInProgress], [ErrUnknownOutcome], [ErrUnavailable] and
 //     [ErrContention] are errors of which no message is to blame: do not
 //     acknowledge, and do not count them as failures of the message.
+//   - [ErrParked] means that a person has to find out, by [Admin].
 //   - Every other error is the handler's.
 //
 // A store is built from a [TxDriver] by [NewTxStore], which holds the decisions
@@ -32,6 +33,12 @@
 //     nothing here retries it, and the next claim of the key shows what it was.
 //   - The fingerprint covers the identity. Stores keep 16 bytes of a key, and
 //     what meets there by chance must not pass for a duplicate.
+//   - A key counts until it is pruned, however old it is: the redeliveries after
+//     a downtime are older than any retention. Only a store that forgets by
+//     itself, such as Redis, forgets on time.
+//   - Age alone never deletes a lease that is not done, or a key in conflict.
+//   - Another content of a key is a conflict unless the store knows that the
+//     first one had no effect.
 //   - A handler's transaction is checked when it comes back: one that was
 //     aborted and whose error was swallowed, or that was ended by the handler,
 //     is not success.

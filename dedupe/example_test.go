@@ -146,7 +146,7 @@ func ExampleAdmin() {
 	store := dedupe.NewLeaseStore(driver, &dedupe.LeaseOptions{Holder: "payments-3"})
 	k := dedupe.Key{Consumer: "payments", Source: "/shop", ID: "42"}
 	_, _ = store.Once(ctx, dedupe.Claim{Key: k}, func(context.Context, *dedupe.Lease) ([]byte, error) { return nil, errors.New("declined") })
-	var admin dedupe.Admin = driver.Admin()
+	admin := driver.Admin()
 	e, err := admin.Find(ctx, k.Stored())
 	fmt.Println(e.State, e.Attempt, e.Holder[:10], err)
 	fmt.Println(errors.Is(admin.Release(ctx, k.Stored()), dedupe.ErrWrongState))

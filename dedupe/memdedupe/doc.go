@@ -10,7 +10,7 @@
 //     second run of everything that it delivers again.
 //   - Time is the process's clock, which under testing/synctest is the bubble's.
 //   - A key takes memory until its Claim's Retain is over; expired ones go with
-//     the next claim. Conflicts are kept for ever, one for each key and
+//     the next claim, without a pruner, and also those in conflict. Conflicts are kept for ever, one for each key and
 //     fingerprint.
 //   - Staged effects run under the store's lock, so a claim sees a key as done
 //     only after all of its effects.

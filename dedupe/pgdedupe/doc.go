@@ -23,6 +23,19 @@
 // A transaction serves one call at a time, as in pgx, and says so when two
 // goroutines use it at once.
 //
+// # Fewer round trips
+//
+// A handler that only contributes statements takes a *pgx.Batch from
+// [NewPipelinedStore]: claim, statements and commit are one round trip. In a
+// transaction that is made elsewhere a [Claimer] claims.
+//
+// # Keeping and looking
+//
+// Keys go by [Prune], which [dedupe.RunPruner] calls; until then they count.
+// [NewAdmin] is for people. The program's role needs to read and write the four
+// tables and to use the sequence, nothing else; testdata/tenants.sql shows how
+// row-level security keeps the keys of tenants apart, and is tested.
+//
 // # Poolers
 //
 // Nothing is kept in a session, so PgBouncer and its like may work in
@@ -36,9 +49,11 @@
 //     by lock_timeout for itself alone: RETURNING puts back what was set before.
 //   - The record of the winner is read by a statement of its own. The one that
 //     has met the winner's row does not see it at READ COMMITTED.
-//   - An expired row is replaced, by ON CONFLICT DO UPDATE, only after it was
-//     seen to be expired: that form locks the row even where it changes
-//     nothing, and duplicates are many.
+//   - The claim never changes a row that is there: ON CONFLICT DO UPDATE would
+//     lock it even where it changes nothing, and duplicates are many.
+//   - In a pipeline the claim must fail where it comes second, because whatever
+//     does not fail lets the statements behind it happen. The commit is the end
+//     of the pipeline, so an answer that is lost anywhere in it is unknown.
 //   - COMMIT is a success only by its tag: for an aborted transaction the server
 //     answers it with ROLLBACK, without an error.
 //   - An error in answer to a commit is a failure only if it is the server's

@@ -20,6 +20,8 @@
 //     lost, and the repetition finds its own claim.
 //   - When the server's memory is full no claim is granted, and those that were
 //     can still be extended, completed and released.
-//   - Every key has a time to live. A key whose owner vanished keeps it for as
-//     long as a key that is done, because what came of it is not known.
+//   - Every key has a time to live. A key whose owner vanished, or that is
+//     parked, keeps it for as long as a key that is done, because what came of
+//     it is not known. Redis forgets on time: there is no pruner, and what
+//     comes later than the retention is a new event.
 package redisdedupe

@@ -4,8 +4,13 @@
 // A driver's test is a [Harness] around it and one call of [Run]: the harness
 // opens stores, writes effects and counts the committed ones. What a store can
 // do beyond that is an optional interface of the harness ([Pooled], [Retrier],
-// [Aborter], [Ender], [Cutter], [Breaker]): the cases that need a power are
-// skipped, and say so, where it is missing.
+// [Aborter], [Ender], [Cutter], [Breaker], [Pruner], [Administered], [Eager]):
+// the cases that need a power do not apply, and say so, where it is missing.
+//
+// [RunLease] is the same for lease drivers, and [RunClaim] for claims in
+// transactions that the caller owns. [RunMachine], [RunLinear] and their like
+// for leases check a store against a model, by random sequences and by
+// histories of concurrent clients.
 //
 // The suite is tested itself: its own tests run it against stores that are
 // broken on purpose, and demand that it fails.
@@ -17,6 +22,8 @@
 //   - Effects are counted by a way of their own, not through the store.
 //   - Cases wait for events, with a deadline. Where one lets time pass it is to
 //     make a race wide, and it is right whatever the machine's speed.
+//   - Sequences and histories are judged by one step function. What is wrong in
+//     it is wrong in both, so the planted bugs run against both as well.
 //   - A case fails, and does not hang, on a store that never answers, as long
 //     as that store minds its context.
 package storetest

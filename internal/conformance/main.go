@@ -34,7 +34,9 @@ func main() {
 		fmt.Fprintln(os.Stderr, "conformance:", err)
 		os.Exit(1)
 	}
-	if !report.print(os.Stdout) {
+	table, ok := report.table()
+	fmt.Print(table)
+	if !ok {
 		os.Exit(1)
 	}
 }
@@ -109,8 +111,9 @@ func (r *report) add(e event, output string) {
 	}
 }
 
-// print reports whether all is well.
-func (r *report) print(to io.Writer) bool {
+// table returns the table, and whether all is well.
+func (r *report) table() (string, bool) {
+	to := &strings.Builder{}
 	var passed, failed, skipped int
 	fmt.Fprintf(to, "%-55s %6s %6s %7s %7s\n", "driver", "cases", "failed", "skipped", "seconds")
 	names := slices.Sorted(maps.Keys(r.drivers))
@@ -132,5 +135,5 @@ func (r *report) print(to io.Writer) bool {
 	for _, p := range r.packages {
 		fmt.Fprintf(to, "FAIL %s\n", p)
 	}
-	return failed == 0 && skipped == 0 && len(r.packages) == 0 && passed > 0
+	return to.String(), failed == 0 && skipped == 0 && len(r.packages) == 0 && passed > 0
 }

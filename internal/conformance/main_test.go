@@ -26,7 +26,7 @@ func TestReport(t *testing.T) {
 {"Action":"output","Package":"m/p","Test":"TestC/one","Output":"    x.go:1: no service\n"}
 {"Action":"skip","Package":"m/p","Test":"TestC/one"}
 {"Action":"pass","Package":"m/p","Test":"TestC/two"}`, false, []string{"SKIPPED one"}},
-		"failed":               {`{"Action":"fail","Package":"m/p","Test":"TestC/one"}`, false, []string{"FAILED one", "failed=1"}},
+		"failed": {`{"Action":"fail","Package":"m/p","Test":"TestC/one"}`, false, []string{"FAILED one", "failed=1"}},
 		"package did not build": {`{"Action":"fail","Package":"m/p"}
 {"Action":"pass","Package":"m/q","Test":"TestC/one"}`, false, []string{"FAIL m/p"}},
 		"nothing ran": {``, false, []string{"cases=0"}},
@@ -35,13 +35,13 @@ func TestReport(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		var out strings.Builder
-		if ok := r.print(&out); ok != tc.ok {
-			t.Errorf("%s: it is well: %v, want %v\n%s", name, ok, tc.ok, &out)
+		out, ok := r.table()
+		if ok != tc.ok {
+			t.Errorf("%s: it is well: %v, want %v\n%s", name, ok, tc.ok, out)
 		}
 		for _, s := range tc.says {
-			if !strings.Contains(out.String(), s) {
-				t.Errorf("%s: it does not say %q:\n%s", name, s, &out)
+			if !strings.Contains(out, s) {
+				t.Errorf("%s: it does not say %q:\n%s", name, s, out)
 			}
 		}
 	}

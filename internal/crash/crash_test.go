@@ -31,14 +31,14 @@ const exitCode = 42
 
 func TestMain(m *testing.M) {
 	if kind := os.Getenv("CRASH_KIND"); kind != "" {
-		deliver(kind, os.Getenv("CRASH_AT"), os.Getenv("CRASH_ADDR"), os.Getenv("CRASH_FILE"), os.Getenv("CRASH_ID"))
+		os.Exit(deliver(kind, os.Getenv("CRASH_AT"), os.Getenv("CRASH_ADDR"), os.Getenv("CRASH_FILE"), os.Getenv("CRASH_ID")))
 	}
 	os.Exit(m.Run())
 }
 
-// deliver is one delivery in a process of its own. Its exit code is 0 if it may
-// be acknowledged, exitCode if it ended at the boundary, and 1 otherwise.
-func deliver(kind, at, addr, file, id string) {
+// deliver is one delivery in a process of its own. It returns the exit code: 0
+// if it may be acknowledged, 1 if not; at the boundary it ends with exitCode.
+func deliver(kind, at, addr, file, id string) int {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	here := func(boundary string) {
@@ -52,10 +52,10 @@ func deliver(kind, at, addr, file, id string) {
 	res, err := stores[kind](ctx, addr, file, c, here)
 	fmt.Println(res.Outcome, string(res.Reply), err)
 	if err != nil {
-		os.Exit(1)
+		return 1
 	}
 	here("decided")
-	os.Exit(0)
+	return 0
 }
 
 type once = func(ctx context.Context, addr, file string, c dedupe.Claim, here func(string)) (dedupe.Result, error)
