@@ -12,7 +12,7 @@ import (
 	"github.com/unecho/unecho/dedupe"
 	"github.com/unecho/unecho/dedupe/pgdedupe"
 	"github.com/unecho/unecho/dedupe/storetest"
-	"github.com/unecho/unecho/internal/pgcut"
+	"github.com/unecho/unecho/internal/dbcut"
 	"github.com/unecho/unecho/internal/testenv"
 )
 
@@ -36,7 +36,7 @@ func TestConformanceModes(t *testing.T) {
 
 // base is what the stores have in common.
 type base struct {
-	*pgcut.Proxy
+	*dbcut.Proxy
 	pool   *pgxpool.Pool // of the store, through the proxy
 	direct *pgxpool.Pool
 	o      pgdedupe.Options
@@ -68,7 +68,7 @@ func openBase(tb testing.TB, o *pgdedupe.Options, mode pgx.QueryExecMode, s stor
 	url := testenv.SchemaURL(tb)
 	h := base{direct: testenv.PoolOf(tb, url, 2), o: *o}
 	var through string
-	h.Proxy, through = pgcut.Start(tb, url)
+	h.Proxy, through = dbcut.Start(tb, url)
 	cfg, err := pgxpool.ParseConfig(through)
 	if err != nil {
 		tb.Fatal(err)

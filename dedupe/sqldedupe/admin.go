@@ -24,9 +24,12 @@ func NewAdmin(db *sql.DB, d Dialect, o *Options) dedupe.Admin {
 	}
 	n := o.normal(d)
 	a := &admin{db: db, timeout: n.Timeout}
-	if d == SQLite {
+	switch d {
+	case MySQL:
+		a.look = newMySQLLook(n.set(d))
+	case SQLite:
 		a.look = newSQLiteLook(n.set(d))
-	} else {
+	default:
 		a.look = postgresLook{pgkeys.NewAdmin(n.set(d))}
 	}
 	return a
@@ -222,19 +225,28 @@ type keysLook struct {
 	findSQL, listSQL, metSQL, conflictsSQL, settleSQL, evictSQL, countsSQL string
 }
 
-func newSQLiteLook(s *migrate.Set) keysLook {
-	fill := strings.NewReplacer("{{key}}", s.Table("unecho_key"), "{{conflict}}", s.Table("unecho_conflict")).Replace
-	const entry = `select key, done_at, expires_at, fingerprint, coalesce(length(reply), -1), tenant, consumer, source, id,
-	(select count(*) from {{conflict}} c where c.key = e.key) from {{key}} e `
+func newSQLiteLook(s *migrate.Set) keysLook { return newKeysLook(s, `"key"`, "null") }
+
+// newMySQLLook: the estimate of the rows is the server's own.
+func newMySQLLook(s *migrate.Set) keysLook {
+	return newKeysLook(s, "`key`", `(select table_rows from information_schema.tables where table_schema = `+s.SchemaSQL()+` and table_name = 'unecho_key')`)
+}
+
+// newKeysLook writes the statements with the dialect's name of the column, and
+// its estimate of the number of rows.
+func newKeysLook(s *migrate.Set, column, estimate string) keysLook {
+	fill := strings.NewReplacer("{{key}}", s.Table("unecho_key"), "{{conflict}}", s.Table("unecho_conflict"), "{{k}}", column, "{{estimate}}", estimate).Replace
+	const entry = `select {{k}}, done_at, expires_at, fingerprint, coalesce(length(reply), -1), tenant, consumer, source, id,
+	(select count(*) from {{conflict}} c where c.{{k}} = e.{{k}}) from {{key}} e `
 	return keysLook{
-		findSQL: fill(entry + `where key = ?1`),
-		listSQL: fill(entry + `where key > ?1 order by key limit ?2`),
-		metSQL:  fill(entry + `where key > ?1 and key in (select key from {{conflict}}) order by key limit ?2`),
+		findSQL: fill(entry + `where {{k}} = ?`),
+		listSQL: fill(entry + `where {{k}} > ? order by {{k}} limit ?`),
+		metSQL:  fill(entry + `where {{k}} > ? and {{k}} in (select {{k}} from {{conflict}}) order by {{k}} limit ?`),
 		conflictsSQL: fill(`select tenant, consumer, source, id, fingerprint, first_fingerprint, reason, fields, seen_at
-from {{conflict}} where key = ?1 order by seen_at, fingerprint`),
-		settleSQL: fill(`delete from {{conflict}} where key = ?1`),
-		evictSQL:  fill(`delete from {{key}} where key = ?1`),
-		countsSQL: fill(`select null, 0, 0, 0, 0, (select count(*) from (select 1 from {{conflict}} limit ` + strconv.Itoa(dedupe.CountCap) + `))`),
+from {{conflict}} where {{k}} = ? order by seen_at, fingerprint`),
+		settleSQL: fill(`delete from {{conflict}} where {{k}} = ?`),
+		evictSQL:  fill(`delete from {{key}} where {{k}} = ?`),
+		countsSQL: fill(`select {{estimate}}, 0, 0, 0, 0, (select count(*) from (select 1 from {{conflict}} limit ` + strconv.Itoa(dedupe.CountCap) + `) as n)`),
 	}
 }
 

@@ -38,13 +38,7 @@ type execer interface {
 // used, but for Tx.MaxReply. It panics with [Options.Check]'s error.
 func NewClaimer(d Dialect, o *Options) *Claimer {
 	n := o.normal(d)
-	c := &Claimer{maxReply: n.Tx.MaxReply}
-	if d == SQLite {
-		c.in = newSQLite(base{o: n})
-	} else {
-		c.in = newPostgres(base{o: n})
-	}
-	return c
+	return &Claimer{in: newDriver(base{o: n}, d), maxReply: n.Tx.MaxReply}
 }
 
 // Claim claims a key in tx, before anything else that the event brings about.

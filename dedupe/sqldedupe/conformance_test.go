@@ -13,7 +13,7 @@ import (
 	"github.com/unecho/unecho/dedupe"
 	"github.com/unecho/unecho/dedupe/sqldedupe"
 	"github.com/unecho/unecho/dedupe/storetest"
-	"github.com/unecho/unecho/internal/pgcut"
+	"github.com/unecho/unecho/internal/dbcut"
 	"github.com/unecho/unecho/internal/testenv"
 )
 
@@ -41,7 +41,10 @@ type harness struct {
 	ends       []string // statements that end a transaction
 	abort      string   // a statement that fails, and the transaction with it
 	dialect    sqldedupe.Dialect
-	o          sqldedupe.Options
+
+	insert, count1 string // of an effect
+
+	o sqldedupe.Options
 }
 
 func newHarness(tb testing.TB, d sqldedupe.Dialect, o sqldedupe.Options, s storetest.Settings, driver, store, direct string) *harness {
@@ -66,8 +69,18 @@ func newHarness(tb testing.TB, d sqldedupe.Dialect, o sqldedupe.Options, s store
 	if err := sqldedupe.Migrate(tb.Context(), h.direct, d, &o); err != nil {
 		tb.Fatal(err)
 	}
-	if _, err := h.direct.Exec("create table effect (name text not null); create table one (n integer unique); insert into one values (1)"); err != nil {
-		tb.Fatal(err)
+	effect := "create table effect (name varchar(200) not null)"
+	if d == sqldedupe.MySQL {
+		effect += " collate utf8mb4_bin" // names differ in their letters' case
+	}
+	for _, sql := range []string{effect, "create table one (n integer unique)", "insert into one values (1)"} {
+		if _, err := h.direct.Exec(sql); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	h.insert, h.count1 = "insert into effect (name) values ($1)", "select count(*) from effect where name = $1"
+	if d == sqldedupe.MySQL {
+		h.insert, h.count1 = "insert into effect (name) values (?)", "select count(*) from effect where name = ?"
 	}
 	h.store = sqldedupe.NewStore(h.db, d, &o)
 	return h
@@ -76,13 +89,13 @@ func newHarness(tb testing.TB, d sqldedupe.Dialect, o sqldedupe.Options, s store
 func (h *harness) Store() dedupe.Store[*sql.Tx] { return h.store }
 
 func (h *harness) Add(ctx context.Context, tx *sql.Tx, name string) error {
-	_, err := tx.ExecContext(ctx, "insert into effect (name) values ($1)", name)
+	_, err := tx.ExecContext(ctx, h.insert, name)
 	return err
 }
 
 func (h *harness) Count(tb testing.TB, name string) int {
 	tb.Helper()
-	return h.count(tb, "select count(*) from effect where name = $1", name)
+	return h.count(tb, h.count1, name)
 }
 
 func (h *harness) Conflicts(tb testing.TB) int {
@@ -133,13 +146,13 @@ func (h *harness) Ends() []storetest.End[*sql.Tx] {
 // postgres has all powers.
 type postgres struct {
 	*harness
-	*pgcut.Proxy
+	*dbcut.Proxy
 }
 
 func openPostgres(o sqldedupe.Options) storetest.Open[*sql.Tx] {
 	return func(tb testing.TB, s storetest.Settings) storetest.Harness[*sql.Tx] {
 		url := testenv.SchemaURL(tb)
-		proxy, through := pgcut.Start(tb, url)
+		proxy, through := dbcut.Start(tb, url)
 		h := newHarness(tb, sqldedupe.Postgres, o, s, "pgx", through, url)
 		h.ends = []string{"commit", "rollback", "commit; begin", "rollback; begin; select pg_current_xact_id()", "rollback and chain"}
 		h.abort = "select 1/0"

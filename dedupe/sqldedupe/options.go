@@ -17,6 +17,9 @@ const (
 	// Postgres is PostgreSQL 13 or newer, by a driver whose errors have a
 	// SQLState method: github.com/jackc/pgx/v5/stdlib or github.com/lib/pq.
 	Postgres Dialect = iota + 1
+	// MySQL is MariaDB 10.6 or newer, or MySQL 8.0 or newer, by
+	// github.com/go-sql-driver/mysql.
+	MySQL
 	// SQLite is SQLite 3.42 or newer, by a driver whose errors have a Code
 	// method: modernc.org/sqlite.
 	SQLite
@@ -27,6 +30,8 @@ func (d Dialect) String() string {
 	switch d {
 	case Postgres:
 		return "PostgreSQL"
+	case MySQL:
+		return "MySQL"
 	case SQLite:
 		return "SQLite"
 	}
@@ -36,16 +41,18 @@ func (d Dialect) String() string {
 // Options are the settings of this package. The zero value, and nil, is the
 // default. Everything that works on one set of tables needs the same Schema.
 type Options struct {
-	// Schema is where the tables are, unquoted; on SQLite the name of an
-	// attached database. Defaults to none: the names are unqualified.
+	// Schema is where the tables are, unquoted; on MySQL the name of a
+	// database, on SQLite that of an attached one. Defaults to none: the names
+	// are unqualified.
 	Schema string
 	// Isolation is the level of the transactions. Defaults to READ COMMITTED
-	// on PostgreSQL, whatever the database's default is; SQLite is always
-	// serializable, and takes no other.
+	// on PostgreSQL and MySQL, whatever the database's default is; SQLite is
+	// always serializable, and takes no other.
 	Isolation sql.IsolationLevel
 	// LockWait is how long a claim waits for another holder of the key, or on
 	// SQLite for any other writer, before it is ErrInProgress. It does not
-	// bound the handler's statements. Defaults to 2 s; -1 is hardly at all.
+	// bound the handler's statements. Defaults to 2 s; -1 is hardly at all. On
+	// MySQL, though not on MariaDB, it is rounded up to whole seconds.
 	LockWait time.Duration
 	// Timeout bounds the wait for a free connection, and each answer of the
 	// database that the store itself waits for, beside LockWait.
@@ -57,6 +64,8 @@ type Options struct {
 	Anonymous bool
 	// Tx are the settings of the transactions.
 	Tx dedupe.TxOptions
+
+	bound int32 // for tests: how a claim on MySQL bounds its wait
 }
 
 const (
@@ -67,14 +76,18 @@ const (
 // Check returns nil, or what is wrong with o for a dialect; nil is right.
 // NewStore panics with it: check options that come from a file.
 func (o *Options) Check(d Dialect) error {
-	if d != Postgres && d != SQLite {
-		return fmt.Errorf("sqldedupe: %v is not supported; use sqldedupe.Postgres or sqldedupe.SQLite", d)
+	if d != Postgres && d != MySQL && d != SQLite {
+		return fmt.Errorf("sqldedupe: %v is not supported; use sqldedupe.Postgres, sqldedupe.MySQL or sqldedupe.SQLite", d)
 	}
 	if o == nil {
 		return nil
 	}
 	if o.Schema != "" {
-		if err := migrate.CheckName(o.Schema); err != nil {
+		check := migrate.CheckName
+		if d == MySQL {
+			check = migrate.CheckMySQLName
+		}
+		if err := check(o.Schema); err != nil {
 			return fmt.Errorf("sqldedupe: Options.Schema: %w", err)
 		}
 	}
@@ -82,7 +95,7 @@ func (o *Options) Check(d Dialect) error {
 	case sql.LevelDefault, sql.LevelSerializable:
 		return nil
 	case sql.LevelReadCommitted, sql.LevelRepeatableRead:
-		if d == Postgres {
+		if d != SQLite {
 			return nil
 		}
 	}
@@ -98,7 +111,7 @@ func (o *Options) normal(d Dialect) Options {
 	if o != nil {
 		n = *o
 	}
-	if n.Isolation == sql.LevelDefault && d == Postgres {
+	if n.Isolation == sql.LevelDefault && d != SQLite {
 		n.Isolation = sql.LevelReadCommitted
 	}
 	if d == SQLite {
@@ -127,11 +140,23 @@ func NewStore(db *sql.DB, d Dialect, o *Options) dedupe.Store[*sql.Tx] {
 		panic("sqldedupe: NewStore: the database is nil")
 	}
 	n := o.normal(d)
-	base := base{db: db, o: n}
-	if d == SQLite {
-		return store{dedupe.NewTxStore[*scope](newSQLite(base), &n.Tx)}
+	return store{dedupe.NewTxStore(newDriver(base{db: db, o: n}, d), &n.Tx)}
+}
+
+// dialect is what a driver of a dialect can do.
+type dialect interface {
+	dedupe.TxDriver[*scope]
+	claimsIn
+}
+
+func newDriver(b base, d Dialect) dialect {
+	switch d {
+	case MySQL:
+		return newMySQL(b)
+	case SQLite:
+		return newSQLite(b)
 	}
-	return store{dedupe.NewTxStore[*scope](newPostgres(base), &n.Tx)}
+	return newPostgres(b)
 }
 
 // store hides what a scope is beside its *sql.Tx.

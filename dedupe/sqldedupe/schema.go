@@ -12,15 +12,23 @@ import (
 	"github.com/unecho/unecho/internal/migrate"
 )
 
-//go:embed sqlite/*.sql
+//go:embed sqlite/*.sql mysql/*.sql
 var files embed.FS
 
-func sqliteSet(schema string) *migrate.Set {
-	sub, err := fs.Sub(files, "sqlite")
+func folder(name string) fs.FS {
+	sub, err := fs.Sub(files, name)
 	if err != nil {
 		panic(err) // the folder is embedded
 	}
-	return migrate.MustNew("dedupe/sqlite", sub, schema)
+	return sub
+}
+
+func sqliteSet(schema string) *migrate.Set {
+	return migrate.MustNew("dedupe/sqlite", folder("sqlite"), schema)
+}
+
+func mysqlSet(schema string) *migrate.Set {
+	return migrate.MustNewMySQL("dedupe/mysql", folder("mysql"), schema)
 }
 
 func (o *Options) set(d Dialect) *migrate.Set {
@@ -28,14 +36,20 @@ func (o *Options) set(d Dialect) *migrate.Set {
 	if o != nil {
 		schema = o.Schema
 	}
-	if d == SQLite {
+	switch d {
+	case MySQL:
+		return mysqlSet(schema)
+	case SQLite:
 		return sqliteSet(schema)
 	}
 	return pgkeys.Set(schema)
 }
 
 func frontEnd(db *sql.DB, d Dialect) migrate.DB {
-	if d == SQLite {
+	switch d {
+	case MySQL:
+		return migrate.MySQL(db)
+	case SQLite:
 		return migrate.SQLite(db)
 	}
 	return migrate.Postgres(db)
@@ -56,8 +70,8 @@ func Migrate(ctx context.Context, db *sql.DB, d Dialect, o *Options) error {
 }
 
 // Validate returns nil if the tables are at the version that this program
-// needs and, on SQLite, if what it commits outlives a crash: see the package's
-// comment. The error says what to do. It changes nothing. o may be nil.
+// needs and, on MySQL and SQLite, if what it commits outlives a crash: see the
+// package's comment. The error says what to do. It changes nothing. o may be nil.
 func Validate(ctx context.Context, db *sql.DB, d Dialect, o *Options) error {
 	if err := o.Check(d); err != nil {
 		return err
@@ -65,7 +79,10 @@ func Validate(ctx context.Context, db *sql.DB, d Dialect, o *Options) error {
 	if err := o.set(d).Validate(ctx, frontEnd(db, d)); err != nil {
 		return fmt.Errorf("sqldedupe: %w", err)
 	}
-	if d == SQLite {
+	switch d {
+	case MySQL:
+		return validateMySQL(ctx, db, o.set(d))
+	case SQLite:
 		return validateSQLite(ctx, db)
 	}
 	return nil
@@ -78,10 +95,9 @@ func SQL(d Dialect, o *Options) string {
 	if err := o.Check(d); err != nil {
 		panic(err)
 	}
-	if d == SQLite {
-		return o.set(d).SQL(migrate.DialectSQLite)
-	}
-	return o.set(d).SQL(migrate.DialectPostgres)
+	return o.set(d).SQL(map[Dialect]migrate.Dialect{
+		Postgres: migrate.DialectPostgres, MySQL: migrate.DialectMySQL, SQLite: migrate.DialectSQLite,
+	}[d])
 }
 
 // Version returns the version of the tables, and the one that this program
@@ -110,14 +126,19 @@ func Prune(ctx context.Context, db *sql.DB, d Dialect, o *Options, limit int) (i
 	if err := o.Check(d); err != nil {
 		return 0, err
 	}
-	statement := pgkeys.New(o.set(d)).Prune
-	if d == SQLite {
+	var statement string
+	switch d {
+	case MySQL:
+		statement = newMySQLStatements(o.set(d)).prune
+	case SQLite:
 		statement = newSQLiteStatements(o.set(d)).prune
+	default:
+		statement = pgkeys.New(o.set(d)).Prune
 	}
 	n, err := prune.Run(limit, func(n int) (int, error) {
 		ctx, cancel := context.WithTimeout(ctx, o.timeout())
 		defer cancel()
-		return deleteBatch(ctx, db, statement, n)
+		return deleteBatch(ctx, db, d, statement, n)
 	})
 	if err != nil {
 		return n, fmt.Errorf("sqldedupe: prune: %w", err)
@@ -125,11 +146,25 @@ func Prune(ctx context.Context, db *sql.DB, d Dialect, o *Options, limit int) (i
 	return n, nil
 }
 
-func deleteBatch(ctx context.Context, db *sql.DB, statement string, limit int) (int, error) {
-	res, err := db.ExecContext(ctx, statement, limit)
+// deleteBatch is one transaction. Above READ COMMITTED MySQL would lock the gaps
+// between the rows as well, and claims with them.
+func deleteBatch(ctx context.Context, db *sql.DB, d Dialect, statement string, limit int) (int, error) {
+	o := &sql.TxOptions{Isolation: sql.LevelReadCommitted}
+	if d == SQLite {
+		o = nil
+	}
+	tx, err := db.BeginTx(ctx, o)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = tx.Rollback() }() // after the commit it does nothing
+	res, err := tx.ExecContext(ctx, statement, limit)
 	if err != nil {
 		return 0, err
 	}
 	n, err := res.RowsAffected()
-	return int(n), err
+	if err != nil {
+		return 0, err
+	}
+	return int(n), tx.Commit()
 }

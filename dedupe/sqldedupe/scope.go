@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -17,6 +18,9 @@ import (
 type base struct {
 	db *sql.DB
 	o  Options
+	// prelude and epilogue are statements before the transaction and after it;
+	// "" if the dialect needs none.
+	prelude, epilogue string
 }
 
 // scope is one transaction on one connection.
@@ -27,6 +31,8 @@ type scope struct {
 	// rollback, and with closing the connection if that does not work.
 	kill context.CancelFunc
 	xid  string // of the transaction, as PostgreSQL names it
+
+	epilogue string
 
 	finished atomic.Int32 // one of the stages
 }
@@ -41,7 +47,13 @@ func (b *base) begin(ctx context.Context) (*scope, error) {
 	life, kill := context.WithCancel(context.WithoutCancel(ctx))
 	s := &scope{conn: conn, kill: kill}
 	release := s.killAfter(ctx, b.o.Timeout)
-	s.tx, err = conn.BeginTx(life, &sql.TxOptions{Isolation: b.o.Isolation})
+	if b.prelude != "" {
+		_, err = conn.ExecContext(life, b.prelude)
+		s.epilogue = b.epilogue
+	}
+	if err == nil {
+		s.tx, err = conn.BeginTx(life, &sql.TxOptions{Isolation: b.o.Isolation})
+	}
 	if release(); err != nil {
 		s.close()
 		return nil, fmt.Errorf("sqldedupe: begin: %w", errors.Join(ctx.Err(), err))
@@ -79,8 +91,18 @@ func (s *scope) killAfter(ctx context.Context, d time.Duration) (release func())
 // close gives the connection back. The transaction must be over.
 func (s *scope) close() {
 	s.kill()
+	if s.epilogue != "" {
+		ctx, cancel := context.WithTimeout(context.Background(), epilogueTimeout)
+		defer cancel()
+		if _, err := s.conn.ExecContext(ctx, s.epilogue); err != nil {
+			s.discard()
+		}
+	}
 	_ = s.conn.Close()
 }
+
+// epilogueTimeout bounds the last statement before a connection goes back.
+const epilogueTimeout = 5 * time.Second
 
 // undo rolls back a transaction that no handler has seen.
 func (s *scope) undo(ctx context.Context, d time.Duration) {
@@ -173,5 +195,19 @@ func (b *base) names(r dedupe.ConflictRecord) any {
 
 // isLostConn reports what database/sql says of a connection that is gone.
 func isLostConn(err error) bool {
-	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone)
+	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone) || isInvalidConn(err)
+}
+
+// isInvalidConn reports what go-sql-driver/mysql says of one: an error value
+// that only its text tells from others.
+func isInvalidConn(err error) bool {
+	for ; err != nil; err = errors.Unwrap(err) {
+		if several, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // this walks the chain itself
+			return slices.ContainsFunc(several.Unwrap(), isInvalidConn)
+		}
+		if err.Error() == "invalid connection" {
+			return true
+		}
+	}
+	return false
 }

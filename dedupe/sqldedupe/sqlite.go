@@ -36,7 +36,7 @@ type sqliteStatements struct {
 // transaction, even if it has begun another one.
 const (
 	mark      = `savepoint unecho_claim`
-	clearMark = `release unecho_claim`
+	clearMark = `release savepoint unecho_claim`
 )
 
 func newSQLiteStatements(s *migrate.Set) sqliteStatements {

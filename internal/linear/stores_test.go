@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	_ "github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib"
@@ -48,6 +49,7 @@ func each(t *testing.T, f func(t *testing.T, s store)) {
 		"pgdedupe pipelined":   openPipelined,
 		"pgdedupe leases":      openPgxLeases,
 		"sqldedupe PostgreSQL": openSQLPostgres,
+		"sqldedupe MariaDB":    openMariaDB,
 		"sqldedupe SQLite":     openSQLite,
 		"redisdedupe":          openRedis,
 	} {
@@ -231,6 +233,10 @@ func openSQLPostgres(tb testing.TB) store {
 	return openSQL(tb, sqldedupe.Postgres, "pgx", testenv.SchemaURL(tb))
 }
 
+func openMariaDB(tb testing.TB) store {
+	return openSQL(tb, sqldedupe.MySQL, "mysql", testenv.MariaDB(tb))
+}
+
 func openSQLite(tb testing.TB) store {
 	return openSQL(tb, sqldedupe.SQLite, "sqlite", "file:"+filepath.Join(tb.TempDir(), "test.db")+"?_pragma=journal_mode(WAL)&_pragma=busy_timeout(10000)")
 }
@@ -248,11 +254,15 @@ func openSQL(tb testing.TB, d sqldedupe.Dialect, driver, dsn string) store {
 	if _, err := db.ExecContext(tb.Context(), "create table effect (name varchar(200) not null)"); err != nil {
 		tb.Fatal(err)
 	}
+	arg := "$1"
+	if d == sqldedupe.MySQL {
+		arg = "?"
+	}
 	s := erase(harness[*sql.Tx]{sqldedupe.NewStore(db, d, nil), func(ctx context.Context, tx *sql.Tx, name string) error {
-		_, err := tx.ExecContext(ctx, insert, name)
+		_, err := tx.ExecContext(ctx, "insert into effect (name) values ("+arg+")", name)
 		return err
 	}, func(tb testing.TB, name string) (n int) {
-		if err := db.QueryRowContext(tb.Context(), "select count(*) from effect where name = $1", name).Scan(&n); err != nil {
+		if err := db.QueryRowContext(tb.Context(), "select count(*) from effect where name = "+arg, name).Scan(&n); err != nil {
 			tb.Fatal(err)
 		}
 		return n

@@ -17,7 +17,8 @@ type DB interface {
 	Int(ctx context.Context, sql string) (int, error)
 	// InTx runs fn in a transaction that commits if fn returns nil, and rolls
 	// back otherwise. On SQLite the transaction holds the write lock from the
-	// start; on PostgreSQL it is READ COMMITTED.
+	// start; on PostgreSQL it is READ COMMITTED. On MySQL, where DDL commits by
+	// itself, it is a lock that others wait for and nothing else.
 	InTx(ctx context.Context, fn func(ctx context.Context, tx Tx) error) error
 }
 
@@ -33,6 +34,7 @@ type Dialect int
 const (
 	DialectPostgres Dialect = iota + 1
 	DialectSQLite
+	DialectMySQL
 )
 
 // Timeout bounds Up, Version and Validate when their context has no deadline:
@@ -104,7 +106,7 @@ func (s *Set) prepare(ctx context.Context, tx Tx, d Dialect) error {
 			return err
 		}
 	}
-	if err := tx.Exec(ctx, s.versionsSQL()); err != nil {
+	if err := tx.Exec(ctx, s.versionsSQL(d)); err != nil {
 		return fmt.Errorf("create the table of versions: %w", err)
 	}
 	return nil
@@ -167,18 +169,22 @@ func (s *Set) SQL(d Dialect) string {
 	if d == DialectPostgres && s.schema != "" {
 		b.WriteString("create schema if not exists " + quote(s.schema) + ";\n")
 	}
-	b.WriteString(s.versionsSQL())
+	b.WriteString(s.versionsSQL(d))
 	for i, f := range s.files {
 		b.WriteString("\n-- " + f.name + "\n" + f.sql + s.recordSQL(i+1))
 	}
 	return b.String()
 }
 
-func (s *Set) versionsSQL() string {
+func (s *Set) versionsSQL(d Dialect) string {
+	text, instant := "text", "timestamp with time zone"
+	if d == DialectMySQL { // which has no key on a text, and whose timestamps are instants
+		text, instant = "varchar(100)", "timestamp"
+	}
 	return "create table if not exists " + s.Table(versions) + ` (
-	line text not null,
+	line ` + text + ` not null,
 	version integer not null,
-	applied_at timestamp with time zone not null default current_timestamp,
+	applied_at ` + instant + ` not null default current_timestamp,
 	primary key (line, version)
 );
 `
@@ -196,6 +202,9 @@ func (s *Set) versionSQL() string {
 func (s *Set) existsSQL(d Dialect) string {
 	if d == DialectPostgres {
 		return "select count(to_regclass('" + s.Table(versions) + "'))"
+	}
+	if d == DialectMySQL {
+		return "select count(*) from information_schema.tables where table_schema = " + s.SchemaSQL() + " and table_name = '" + versions + "'"
 	}
 	return "select count(*) from " + s.Table("sqlite_master") + " where type = 'table' and name = '" + versions + "'"
 }

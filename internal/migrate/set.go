@@ -13,6 +13,7 @@ import (
 type Set struct {
 	line   string
 	schema string // unquoted; empty is whatever unqualified names mean
+	mark   string // that quotes a name
 	files  []file // files[i] leads to version i+1
 }
 
@@ -33,19 +34,39 @@ var (
 // files are wrong, which is the driver's fault, or that schema cannot be a
 // schema's name, which is the user's and matches [ErrName].
 func New(line string, files fs.FS, schema string) (*Set, error) {
+	return newSet(line, files, schema, `"`, CheckName)
+}
+
+// NewMySQL is New for MySQL and MariaDB, where the schema is a database that
+// exists, names are quoted by backticks, and a file may be run again after it
+// has failed half-way.
+func NewMySQL(line string, files fs.FS, schema string) (*Set, error) {
+	return newSet(line, files, schema, "`", CheckMySQLName)
+}
+
+func newSet(line string, files fs.FS, schema, mark string, check func(string) error) (*Set, error) {
 	if !lineName.MatchString(line) {
 		return nil, fmt.Errorf("migrate: the line's name %q does not match %v", line, lineName)
 	}
 	if schema != "" {
-		if err := CheckName(schema); err != nil {
+		if err := check(schema); err != nil {
 			return nil, fmt.Errorf("migrate: the schema: %w", err)
 		}
 	}
-	s := &Set{line: line, schema: schema}
+	s := &Set{line: line, schema: schema, mark: mark}
 	if err := s.read(files); err != nil {
 		return nil, fmt.Errorf("migrate: %s: %w", line, err)
 	}
 	return s, nil
+}
+
+// MustNewMySQL is NewMySQL as [MustNew] is New.
+func MustNewMySQL(line string, files fs.FS, schema string) *Set {
+	s, err := NewMySQL(line, files, schema)
+	if err != nil {
+		panic(err)
+	}
+	return s
 }
 
 // MustNew is New for files that are embedded and a schema that was checked
@@ -106,7 +127,21 @@ func (s *Set) render(text string) (string, error) {
 // Table returns the quoted name of a table of the set's schema, as {{name}} in
 // the files. name is a constant of the driver.
 func (s *Set) Table(name string) string {
-	return Table(s.schema, name)
+	if s.mark == `"` {
+		return Table(s.schema, name)
+	}
+	if s.schema == "" {
+		return s.mark + name + s.mark
+	}
+	return s.mark + s.schema + s.mark + "." + s.mark + name + s.mark
+}
+
+// SchemaSQL is an expression of MySQL for the name of the schema.
+func (s *Set) SchemaSQL() string {
+	if s.schema == "" {
+		return "database()"
+	}
+	return "'" + s.schema + "'"
 }
 
 // Latest is the version that the program needs, 1 or more.
@@ -133,6 +168,23 @@ func CheckName(name string) error {
 		if r == '"' || r == '\'' || r == '\\' || r < 0x20 || r == 0x7f || r == '\uFFFD' {
 			return fmt.Errorf("%w: %q has %U at byte %d", ErrName, name, r, i)
 		}
+	}
+	return nil
+}
+
+// CheckMySQLName is CheckName for MySQL: no backtick either, no space at the end,
+// and nothing outside the basic plane.
+func CheckMySQLName(name string) error {
+	if err := CheckName(name); err != nil {
+		return err
+	}
+	for i, r := range name {
+		if r == '`' || r > 0xffff {
+			return fmt.Errorf("%w: %q has %U at byte %d", ErrName, name, r, i)
+		}
+	}
+	if strings.HasSuffix(name, " ") {
+		return fmt.Errorf("%w: %q ends with a space", ErrName, name)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -68,6 +69,61 @@ func (s sqlite) InTx(ctx context.Context, fn func(context.Context, Tx) error) (e
 		return err
 	}
 	open = false
+	return nil
+}
+
+// MySQL is the front end for MySQL and MariaDB by database/sql.
+func MySQL(db *sql.DB) DB { return mysql{db} }
+
+type mysql struct{ db *sql.DB }
+
+func (m mysql) Dialect() Dialect { return DialectMySQL }
+
+func (m mysql) Int(ctx context.Context, q string) (int, error) { return scanInt(ctx, m.db, q) }
+
+// InTx holds one connection, whose named lock goes with it: for each database
+// one, and the server's other databases do not wait.
+func (m mysql) InTx(ctx context.Context, fn func(context.Context, Tx) error) (err error) {
+	conn, err := m.db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	const lock = "concat('unecho_migration:', sha1(coalesce(database(), '')))"
+	wait := Timeout
+	if end, ok := ctx.Deadline(); ok {
+		wait = time.Until(end)
+	}
+	got, err := scanInt(ctx, conn, fmt.Sprintf("select coalesce(get_lock(%s, %d), 0)", lock, max(int(wait.Seconds()), 1)))
+	switch {
+	case err != nil:
+		return fmt.Errorf("wait for another migration to end: %w", err)
+	case got != 1:
+		return fmt.Errorf("another migration did not end within %v", wait)
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		if _, free := scanInt(ctx, conn, "select coalesce(release_lock("+lock+"), 0)"); free != nil {
+			_ = conn.Raw(func(any) error { return driver.ErrBadConn })
+		}
+	}()
+	return fn(ctx, oneByOne{execer{conn}})
+}
+
+// oneByOne executes several statements one after the other, which the driver
+// does not by default.
+type oneByOne struct{ execer }
+
+func (o oneByOne) Exec(ctx context.Context, q string) error {
+	for statement := range strings.SplitSeq(q, ";\n") {
+		if strings.TrimSpace(statement) == "" {
+			continue
+		}
+		if err := o.execer.Exec(ctx, statement); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

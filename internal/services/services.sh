@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Real servers for the tests: PostgreSQL, Redis, NATS with JetStream, Apache Kafka.
+# Real servers for the tests: PostgreSQL, Redis, NATS with JetStream, Apache Kafka, MariaDB; and PgBouncer,
+# which the tests start themselves.
 #
 #   services.sh up       install what is missing, start what is not running, write .services/env
 #   services.sh stop     stop them, keep their data
@@ -9,7 +10,7 @@
 #
 # Everything lives in .services/ of the checkout, on private ports of 127.0.0.1 that are chosen once.
 # A service whose address is already in the environment (UNECHO_POSTGRES_URL, UNECHO_REDIS_ADDR,
-# UNECHO_NATS_URL, UNECHO_KAFKA_BROKERS) is used as it is and never started or stopped.
+# UNECHO_NATS_URL, UNECHO_KAFKA_BROKERS, UNECHO_MARIADB_DSN) is used as it is and never started or stopped.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -17,7 +18,7 @@ root=$(cd "$here/../.." && pwd)
 dir=$root/.services
 env=$dir/env
 given_postgres=${UNECHO_POSTGRES_URL-} given_redis=${UNECHO_REDIS_ADDR-}
-given_nats=${UNECHO_NATS_URL-} given_kafka=${UNECHO_KAFKA_BROKERS-}
+given_nats=${UNECHO_NATS_URL-} given_kafka=${UNECHO_KAFKA_BROKERS-} given_mariadb=${UNECHO_MARIADB_DSN-}
 
 say() { printf '%s\n' "$*"; }
 die() { printf 'services: %s\n' "$*" >&2; exit 1; }
@@ -49,6 +50,8 @@ install_all() {
 	need gcc build-essential # the race detector links with it
 	if [ -z "$given_postgres" ] && [ -z "$(pg_bin)" ]; then need initdb postgresql; fi
 	[ -n "$given_redis" ] || need redis-server redis-server
+	[ -n "$given_mariadb" ] || need mariadbd mariadb-server
+	need pgbouncer pgbouncer
 	nats_server=$dir/bin/nats-server-$(cd "$root" && go list -m -f '{{.Version}}' github.com/nats-io/nats-server/v2)
 	if [ ! -x "$nats_server" ]; then # the tests start servers of their own with it, too
 		say "services: building nats-server"
@@ -72,15 +75,10 @@ install_all() {
 
 # Ports are chosen when the env file is first written, and stay.
 choose_ports() {
-	if [ -e "$dir/ports" ]; then return; fi
-	"$dir/bin/probe" ports 5 | { read -r pg redis nats kafka controller; cat >"$dir/ports" <<-END
-		PORT_PG=$pg
-		PORT_REDIS=$redis
-		PORT_NATS=$nats
-		PORT_KAFKA=$kafka
-		PORT_CONTROLLER=$controller
-		END
-	}
+	local name
+	for name in PG REDIS NATS KAFKA CONTROLLER MARIADB; do
+		grep -qs "^PORT_$name=" "$dir/ports" || say "PORT_$name=$("$dir/bin/probe" ports 1)" >>"$dir/ports"
+	done
 }
 
 write_env() {
@@ -90,6 +88,8 @@ write_env() {
 		UNECHO_REDIS_ADDR='${given_redis:-127.0.0.1:$PORT_REDIS}'
 		UNECHO_NATS_URL='${given_nats:-nats://127.0.0.1:$PORT_NATS}'
 		UNECHO_KAFKA_BROKERS='${given_kafka:-127.0.0.1:$PORT_KAFKA}'
+		UNECHO_MARIADB_DSN='${given_mariadb:-root@tcp(127.0.0.1:$PORT_MARIADB)/}'
+		UNECHO_PGBOUNCER='$(command -v pgbouncer || true)'
 		UNECHO_PG_BIN='$(pg_bin || true)'
 		UNECHO_REDIS_SERVER='$(command -v redis-server || true)'
 		UNECHO_NATS_SERVER='$nats_server'
@@ -138,6 +138,31 @@ start_postgres() {
 stop_postgres() {
 	local bin; bin=$(pg_bin) || return 0
 	pg_run "$bin/pg_ctl" -D "$(pg_home)/data" -m fast -w stop >/dev/null 2>&1 || true
+}
+
+# ---- MariaDB --------------------------------------------------------------------------------------
+
+# MariaDB runs as the user mysql when it is started as root, and needs a folder that this user can reach.
+maria_home() {
+	if as_root && ! runuser -u mysql -- test -x "$dir" 2>/dev/null; then
+		say "${TMPDIR:-/tmp}/unecho-maria-$(id -u)-$(printf %s "$root" | cksum | cut -d' ' -f1)"
+	else
+		say "$dir/mariadb"
+	fi
+}
+start_mariadb() {
+	alive mariadb && return
+	local home user=()
+	home=$(maria_home)
+	mkdir -p "$home"
+	if as_root; then chown mysql "$home"; user=(--user=mysql); fi
+	if [ ! -e "$home/data/mysql" ]; then
+		rm -rf "$home/data"
+		mariadb-install-db --no-defaults "${user[@]}" --datadir="$home/data" --auth-root-authentication-method=normal --skip-test-db >"$dir/log/mariadb-install.log" 2>&1 ||
+			die "mariadb-install-db failed, see $dir/log/mariadb-install.log"
+	fi
+	spawn mariadb mariadbd --no-defaults "${user[@]}" --datadir="$home/data" --port="$PORT_MARIADB" --bind-address=127.0.0.1 \
+		--socket="$home/sock" --pid-file="$home/pid" --innodb-flush-log-at-trx-commit=1 --max-connections=300
 }
 
 # ---- the others: plain processes with a pid file ---------------------------------------------------
@@ -202,6 +227,7 @@ up() {
 	[ -n "$given_postgres" ] || start_postgres
 	[ -n "$given_redis" ] || start_redis
 	[ -n "$given_nats" ] || start_nats
+	[ -n "$given_mariadb" ] || start_mariadb
 	write_env
 	set -a
 	# shellcheck disable=SC1090
@@ -214,6 +240,7 @@ stop() {
 	[ -n "$given_kafka" ] || stop_one kafka
 	[ -n "$given_nats" ] || stop_one nats
 	[ -n "$given_redis" ] || stop_one redis
+	[ -n "$given_mariadb" ] || stop_one mariadb
 	[ -n "$given_postgres" ] || stop_postgres
 }
 
@@ -229,7 +256,7 @@ status() {
 reset() {
 	stop
 	local home; home=$(pg_home)
-	rm -rf "${home:?}/data" "$dir/redis" "$dir/nats" "$dir/kafka/data" "$dir/env"
+	rm -rf "${home:?}/data" "$(maria_home)/data" "$dir/redis" "$dir/nats" "$dir/kafka/data" "$dir/env"
 	up
 }
 

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/rand"
+	"database/sql"
 	"encoding/hex"
 	"errors"
 	"net/url"
@@ -16,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/segmentio/kafka-go"
@@ -89,6 +91,36 @@ func Kafka(t testing.TB) []string {
 
 // Postgres is the URL of a PostgreSQL database.
 func Postgres(t testing.TB) string { t.Helper(); return Get(t, "UNECHO_POSTGRES_URL") }
+
+// MariaDB returns the name of a data source for go-sql-driver/mysql, in a
+// database of the test's own, which goes with it.
+func MariaDB(t testing.TB) string {
+	t.Helper()
+	base := Get(t, "UNECHO_MARIADB_DSN")
+	cfg, err := mysql.ParseDSN(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := Name("t")
+	mariaExec(t, base, "create database "+name)
+	t.Cleanup(func() { mariaExec(t, base, "drop database if exists "+name) })
+	cfg.DBName = name
+	return cfg.FormatDSN()
+}
+
+func mariaExec(t testing.TB, dsn, query string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	db, err := sql.Open("mysql", dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	if _, err := db.ExecContext(ctx, query); err != nil {
+		t.Errorf("%s: %v", query, err)
+	}
+}
 
 // Name returns a name that no other test uses, made of prefix and lower-case
 // letters and digits.

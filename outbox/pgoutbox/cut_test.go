@@ -7,17 +7,17 @@ import (
 
 	"github.com/unecho/unecho/brokers"
 	"github.com/unecho/unecho/envelope"
-	"github.com/unecho/unecho/internal/pgcut"
+	"github.com/unecho/unecho/internal/dbcut"
 	"github.com/unecho/unecho/internal/testenv"
 	"github.com/unecho/unecho/outbox"
 	"github.com/unecho/unecho/outbox/outboxtest"
 )
 
 // throughProxy is an outbox whose relay reaches the database by a proxy.
-func throughProxy(t *testing.T, b *outboxtest.Broker) (*fixture, *pgcut.Proxy, *outbox.Relay) {
+func throughProxy(t *testing.T, b *outboxtest.Broker) (*fixture, *dbcut.Proxy, *outbox.Relay) {
 	t.Helper()
 	url := testenv.SchemaURL(t)
-	proxy, cut := pgcut.Start(t, url)
+	proxy, cut := dbcut.Start(t, url)
 	f := &fixture{pool: testenv.PoolOf(t, url, 4), writer: NewWriter(nil, nil)}
 	if err := Migrate(t.Context(), f.pool, nil); err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	_ "github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -70,6 +72,7 @@ func probeAll(within time.Duration) error {
 		{"Redis", "UNECHO_REDIS_ADDR", redisServer},
 		{"NATS", "UNECHO_NATS_URL", natsServer},
 		{"Apache Kafka", "UNECHO_KAFKA_BROKERS", kafkaBroker},
+		{"MariaDB", "UNECHO_MARIADB_DSN", mariaDB},
 	} {
 		addr := os.Getenv(s.env)
 		version, err := until(ctx, addr, s.probe)
@@ -106,6 +109,16 @@ func postgres(ctx context.Context, url string) (version string, err error) {
 	}
 	defer func() { _ = conn.Close(ctx) }()
 	err = conn.QueryRow(ctx, "show server_version").Scan(&version)
+	return version, err
+}
+
+func mariaDB(ctx context.Context, dsn string) (version string, err error) {
+	db, err := sql.Open("mysql", dsn)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = db.Close() }()
+	err = db.QueryRowContext(ctx, "select version()").Scan(&version)
 	return version, err
 }
 

@@ -1,11 +1,11 @@
-package pgcut_test
+package dbcut_test
 
 import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/unecho/unecho/internal/pgcut"
+	"github.com/unecho/unecho/internal/dbcut"
 	"github.com/unecho/unecho/internal/testenv"
 )
 
@@ -13,7 +13,7 @@ import (
 // nothing.
 func TestCutCommit(t *testing.T) {
 	direct := testenv.SchemaURL(t)
-	proxy, through := pgcut.Start(t, direct)
+	proxy, through := dbcut.Start(t, direct)
 	pool := testenv.PoolOf(t, direct, 1)
 	if _, err := pool.Exec(t.Context(), "create table e (n integer)"); err != nil {
 		t.Fatal(err)

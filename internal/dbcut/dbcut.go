@@ -1,9 +1,9 @@
-// Package pgcut is a proxy in front of a PostgreSQL server, for tests: it can
-// lose a COMMIT, or the answer to one, and cut everything.
+// Package dbcut is a proxy in front of a PostgreSQL or MySQL server, for tests:
+// it can lose a COMMIT, or the answer to one, and cut everything.
 //
 // It reads the wire protocol as far as that takes, so connections through it
 // must not be encrypted.
-package pgcut
+package dbcut
 
 import (
 	"bytes"
@@ -20,6 +20,7 @@ import (
 // Proxy is a listening proxy. Its methods may be called at any time.
 type Proxy struct {
 	target string
+	speak  func(p *Proxy, client, server net.Conn) // passes on until one side ends
 	ln     net.Listener
 	wg     sync.WaitGroup
 
@@ -50,15 +51,28 @@ func Start(tb testing.TB, server string) (*Proxy, string) {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	p, addr := start(tb, u.Host, speakPostgres)
+	u.Host = addr
+	return p, u.String()
+}
+
+// StartMySQL listens in front of the MySQL server at addr, and returns the
+// address of the proxy. Both sides' connections end with the test.
+func StartMySQL(tb testing.TB, addr string) (*Proxy, string) {
+	tb.Helper()
+	return start(tb, addr, speakMySQL)
+}
+
+func start(tb testing.TB, target string, speak func(p *Proxy, client, server net.Conn)) (*Proxy, string) {
+	tb.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p := &Proxy{target: u.Host, ln: ln, conns: make(map[net.Conn]bool)}
+	p := &Proxy{target: target, speak: speak, ln: ln, conns: make(map[net.Conn]bool)}
 	p.wg.Go(p.accept)
 	tb.Cleanup(p.stop)
-	u.Host = ln.Addr().String()
-	return p, u.String()
+	return p, ln.Addr().String()
 }
 
 // CutCommit loses the next commit: its answer, if applied, or the commit
@@ -170,19 +184,30 @@ func (p *Proxy) serve(client net.Conn) {
 		return
 	}
 	defer p.drop(server)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() {
-		_ = p.answers(server, client)
-		_ = client.Close()
-		_ = server.Close()
-	})
-	_ = p.requests(client, server)
-	_ = client.Close()
-	_ = server.Close()
+	p.speak(p, client, server)
 }
 
-var errCut = errors.New("pgcut: cut")
+func speakPostgres(p *Proxy, client, server net.Conn) {
+	bothWays(client, server, func() { _ = p.requests(client, server) }, func() { _ = p.answers(server, client) })
+}
+
+// bothWays runs there and back until one of them ends, and cuts the other.
+func bothWays(client, server net.Conn, there, back func()) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	end := func() {
+		_ = client.Close()
+		_ = server.Close()
+	}
+	wg.Go(func() {
+		defer end()
+		back()
+	})
+	defer end()
+	there()
+}
+
+var errCut = errors.New("dbcut: cut")
 
 // requests passes on what the client sends.
 func (p *Proxy) requests(client, server net.Conn) error {

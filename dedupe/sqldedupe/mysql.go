@@ -1,0 +1,342 @@
+package sqldedupe
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/unecho/unecho/dedupe"
+	"github.com/unecho/unecho/internal/migrate"
+)
+
+// mysql implements dedupe.TxDriver and claimsIn on MySQL and MariaDB.
+type mysql struct {
+	base
+	sql mysqlStatements
+	// bound is how a claim bounds its wait for a lock: 0 is not known yet.
+	bound atomic.Int32
+}
+
+// How a claim bounds its wait. MariaDB takes a bound of microseconds along with
+// a statement. MySQL has one of whole seconds, and it is the session's.
+const (
+	boundByStatement int32 = iota + 1
+	boundBySession
+)
+
+// A statement that fails undoes itself on MySQL and not the transaction, but
+// for a deadlock, which undoes all of it; what follows would be committed
+// statement by statement. With autocommit off it begins a transaction, which
+// the commit finds not to be the one of the claim.
+const (
+	mysqlPrelude  = `set @unecho_autocommit = @@autocommit, autocommit = 0`
+	mysqlEpilogue = `set autocommit = @unecho_autocommit`
+)
+
+func newMySQL(b base) *mysql {
+	b.prelude, b.epilogue = mysqlPrelude, mysqlEpilogue
+	m := &mysql{base: b, sql: newMySQLStatements(mysqlSet(b.o.Schema))}
+	m.bound.Store(int32(b.o.bound))
+	return m
+}
+
+type mysqlStatements struct {
+	claim, winner, reply, conflict, prune string
+}
+
+// mysqlNow is the database's clock in milliseconds, in no time zone.
+const mysqlNow = `(timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) div 1000)`
+
+func newMySQLStatements(s *migrate.Set) mysqlStatements {
+	fill := strings.NewReplacer("{{key}}", s.Table("unecho_key"), "{{conflict}}", s.Table("unecho_conflict"), "{{now}}", mysqlNow).Replace
+	return mysqlStatements{
+		// A plain insert, decided by its error. IGNORE would swallow others,
+		// and what ON DUPLICATE KEY UPDATE answers depends on the client's flags.
+		claim: fill("insert into {{key}} (`key`, fingerprint, done_at, expires_at, tenant, consumer, source, id, fields)\n" +
+			"values (?, ?, {{now}}, {{now}} + ?, ?, ?, ?, ?, ?)"),
+		// With a lock, because a view of the database that was taken before
+		// the winner's commit does not show it.
+		winner: fill("select fingerprint, fields, reply, done_at from {{key}} where `key` = ? lock in share mode"),
+		reply:  fill("update {{key}} set reply = ? where `key` = ?"),
+		conflict: fill("insert into {{conflict}} (`key`, fingerprint, first_fingerprint, seen_at, reason, fields, tenant, consumer, source, id)\n" +
+			"values (?, ?, ?, {{now}}, ?, ?, ?, ?, ?, ?) on duplicate key update reason = reason"),
+		prune: fill("delete from {{key}} where expires_at <= {{now}} and not exists\n" +
+			"	(select 1 from {{conflict}} c where c.`key` = {{key}}.`key`) order by expires_at limit ?"),
+	}
+}
+
+// Begin implements dedupe.TxDriver.
+func (m *mysql) Begin(ctx context.Context, c dedupe.Claim) (*scope, *dedupe.Record, error) {
+	for range maxVanished {
+		s, err := m.begin(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		owned, prior, err := m.claimIn(ctx, s.tx, c)
+		if owned && err == nil {
+			if _, err = s.tx.ExecContext(ctx, mark); err == nil {
+				return s, nil, nil
+			}
+			err = fmt.Errorf("sqldedupe: %w", err)
+		}
+		s.undo(ctx, m.o.Timeout)
+		if prior != nil || err != nil {
+			return nil, prior, err
+		}
+	}
+	return nil, nil, errVanishing
+}
+
+// claimIn implements claimsIn.
+func (m *mysql) claimIn(ctx context.Context, tx *sql.Tx, c dedupe.Claim) (owned bool, prior *dedupe.Record, _ error) {
+	bounded, cancel := context.WithTimeout(ctx, m.o.LockWait+time.Second+m.o.Timeout)
+	defer cancel()
+	key := c.Key.Stored()
+	args := []any{key[:], c.Fingerprint[:], milliseconds(c.Retain)}
+	err := m.insert(bounded, tx, append(append(args, m.readable(c.Key)...), m.fields(c))...)
+	switch code := mysqlCode(err); {
+	case err == nil:
+		return true, nil, nil
+	case code == mysqlDuplicate:
+		prior, err := m.winner(ctx, tx, key)
+		return false, prior, err
+	case ctx.Err() != nil:
+		return false, nil, fmt.Errorf("sqldedupe: %w: %w", ctx.Err(), err)
+	case waitedTooLong(code):
+		return false, nil, fmt.Errorf("sqldedupe: %w: waited %v: %w", dedupe.ErrInProgress, m.o.LockWait, err)
+	}
+	return false, nil, fmt.Errorf("sqldedupe: %w", err)
+}
+
+// insert claims, with a bound of its own for the wait.
+func (m *mysql) insert(ctx context.Context, tx *sql.Tx, args ...any) error {
+	by, err := m.boundBy(ctx, tx)
+	if err != nil {
+		return err
+	}
+	if by == boundByStatement {
+		seconds := strconv.FormatFloat(max(m.o.LockWait, time.Millisecond).Seconds(), 'f', 6, 64)
+		_, err := tx.ExecContext(ctx, "set statement max_statement_time="+seconds+" for "+m.sql.claim, args...)
+		return err
+	}
+	whole := int64((m.o.LockWait + time.Second - 1) / time.Second)
+	if _, err := tx.ExecContext(ctx, "set @unecho_wait = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = "+strconv.FormatInt(max(whole, 1), 10)); err != nil {
+		return err
+	}
+	_, err = tx.ExecContext(ctx, m.sql.claim, args...)
+	if mysqlCode(err) == mysqlDeadlock {
+		return err // the transaction is over, and the wait goes back with the next claim
+	}
+	if _, back := tx.ExecContext(ctx, "set innodb_lock_wait_timeout = @unecho_wait"); err == nil {
+		err = back
+	}
+	return err
+}
+
+// boundBy asks, once, which of the two databases it is.
+func (m *mysql) boundBy(ctx context.Context, tx *sql.Tx) (int32, error) {
+	if by := m.bound.Load(); by != 0 {
+		return by, nil
+	}
+	var version string
+	if err := tx.QueryRowContext(ctx, "select version()").Scan(&version); err != nil {
+		return 0, err
+	}
+	by := boundBySession
+	if strings.Contains(version, "MariaDB") {
+		by = boundByStatement
+	}
+	m.bound.Store(by)
+	return by, nil
+}
+
+// winner reads who has done the key; nil if there is nobody any more.
+func (m *mysql) winner(ctx context.Context, tx *sql.Tx, key dedupe.KeyID) (*dedupe.Record, error) {
+	ctx, cancel := context.WithTimeout(ctx, m.o.Timeout)
+	defer cancel()
+	var r dedupe.Record
+	var fingerprint []byte
+	var doneAt int64
+	err := tx.QueryRowContext(ctx, m.sql.winner, key[:]).Scan(&fingerprint, &r.Fields, &r.Reply, &doneAt)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("sqldedupe: read the record of the key: %w", err)
+	}
+	copy(r.Fingerprint[:], fingerprint)
+	r.DoneAt = time.UnixMilli(doneAt)
+	return &r, nil
+}
+
+// Commit implements dedupe.TxDriver.
+func (m *mysql) Commit(ctx context.Context, s *scope, c dedupe.Claim, reply []byte) error {
+	err := s.finish(ctx, func(ready func() bool) error {
+		if err := m.fit(ctx, s, ready); err != nil {
+			return unfit(err, s.tx.Rollback())
+		}
+		return m.commit(ctx, s, c, reply)
+	})
+	if err != nil {
+		return fmt.Errorf("sqldedupe: %w", err)
+	}
+	return nil
+}
+
+// fit says whether the transaction that came back from the handler is the one
+// that the claim was made in.
+func (m *mysql) fit(ctx context.Context, s *scope, ready func() bool) error {
+	_, err := s.tx.ExecContext(ctx, clearMark)
+	switch {
+	case !ready():
+		return errInUse
+	case errors.Is(err, sql.ErrTxDone):
+		return fmt.Errorf("%w: it ended the transaction", dedupe.ErrScope)
+	case mysqlCode(err) == mysqlNoSavepoint:
+		return fmt.Errorf("%w: it ended the transaction, by DDL perhaps, or ignored a deadlock: %w", dedupe.ErrScope, err)
+	}
+	return err
+}
+
+func (m *mysql) commit(ctx context.Context, s *scope, c dedupe.Claim, reply []byte) error {
+	if reply != nil {
+		if _, err := m.replyIn(ctx, s.tx, c.Key, reply); err != nil {
+			return errors.Join(err, ignoreDone(s.tx.Rollback()))
+		}
+	}
+	err := s.tx.Commit()
+	if err == nil || refused(mysqlCode(err)) {
+		return err
+	}
+	s.discard()
+	return fmt.Errorf("%w: %w", dedupe.ErrUnknownOutcome, err)
+}
+
+// Rollback implements dedupe.TxDriver.
+func (m *mysql) Rollback(ctx context.Context, s *scope) error {
+	err := s.finish(ctx, func(ready func() bool) error {
+		err := s.tx.Rollback()
+		ready()
+		if errors.Is(err, sql.ErrTxDone) {
+			return fmt.Errorf("%w: it ended the transaction", dedupe.ErrScope)
+		}
+		return err
+	})
+	if ignoreDone(err) == nil { // Commit was here
+		return nil
+	}
+	return fmt.Errorf("sqldedupe: rollback: %w", err)
+}
+
+// replyIn implements claimsIn.
+func (m *mysql) replyIn(ctx context.Context, tx *sql.Tx, k dedupe.Key, reply []byte) (sql.Result, error) {
+	key := k.Stored()
+	return tx.ExecContext(ctx, m.sql.reply, reply, key[:])
+}
+
+// Conflict implements dedupe.TxDriver.
+func (m *mysql) Conflict(ctx context.Context, r dedupe.ConflictRecord) error {
+	if err := m.conflictIn(ctx, m.db, r); err != nil {
+		return fmt.Errorf("sqldedupe: %w", err)
+	}
+	return nil
+}
+
+// conflictIn implements claimsIn.
+func (m *mysql) conflictIn(ctx context.Context, on execer, r dedupe.ConflictRecord) error {
+	key := r.Key.Stored()
+	args := []any{key[:], r.Fingerprint[:], r.First[:], string(r.Reason), m.names(r)}
+	_, err := on.ExecContext(ctx, m.sql.conflict, append(args, m.readable(r.Key)...)...)
+	return err
+}
+
+// Codes of the servers.
+const (
+	mysqlDuplicate   = 1062
+	mysqlLockWait    = 1205
+	mysqlDeadlock    = 1213
+	mysqlNoSavepoint = 1305
+)
+
+// mysqlCode returns the number of the server's error in err, or 0. The error of
+// go-sql-driver/mysql has it in a field and in the beginning of its text;
+// reading the text spares everybody who uses another database that module.
+func mysqlCode(err error) int {
+	for ; err != nil; err = errors.Unwrap(err) {
+		if several, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // this walks the chain itself
+			for _, e := range several.Unwrap() {
+				if code := mysqlCode(e); code != 0 {
+					return code
+				}
+			}
+			return 0
+		}
+		if fmt.Sprintf("%T", err) != "*mysql.MySQLError" {
+			continue
+		}
+		number, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "Error "), " ")
+		code, _ := strconv.Atoi(strings.TrimSuffix(number, ":"))
+		return code
+	}
+	return 0
+}
+
+// waitedTooLong: for a lock, or altogether on MariaDB; a statement that was
+// killed for it may say so.
+func waitedTooLong(code int) bool {
+	return code == mysqlLockWait || code == 1969 || code == 3024 || code == 1317
+}
+
+// refused reports whether an error with this code, in answer to a commit, says
+// that there was no commit.
+func refused(code int) bool {
+	switch code {
+	case mysqlLockWait, mysqlDeadlock, 3101, 1290, 1792, 1836: // group replication, read-only
+		return true
+	}
+	return false
+}
+
+// Classify implements dedupe.TxDriver.
+func (m *mysql) Classify(err error) dedupe.Class {
+	switch mysqlCode(err) {
+	case 0:
+	case mysqlLockWait, mysqlDeadlock, 1020, 3572: // a row has changed since it was read, or is locked
+		return dedupe.ClassRetry
+	case 1021, 1040, 1041, 1053, 1129, 1203, 1226, 1290, 1792, 1836, 1927: // full, too many, stopping, read-only, killed
+		return dedupe.ClassUnavailable
+	default:
+		return dedupe.ClassOther
+	}
+	if isLostConn(err) {
+		return dedupe.ClassUnavailable
+	}
+	return dedupe.ClassOther
+}
+
+// validateMySQL looks at what would undo what was acknowledged.
+func validateMySQL(ctx context.Context, db *sql.DB, s *migrate.Set) error {
+	var flush, engines int
+	var readOnly, autocommit bool
+	err := db.QueryRowContext(ctx, `select @@innodb_flush_log_at_trx_commit, @@read_only, @@autocommit,
+	(select count(*) from information_schema.tables where table_schema = `+s.SchemaSQL()+` and table_name in ('unecho_key', 'unecho_conflict') and engine <> 'InnoDB')`).
+		Scan(&flush, &readOnly, &autocommit, &engines)
+	switch {
+	case err != nil:
+		return fmt.Errorf("sqldedupe: read the settings of the server: %w", err)
+	case engines > 0:
+		return errors.New("sqldedupe: the tables are not InnoDB, so key and effect would not be committed together; run: alter table unecho_key engine = InnoDB, and the same for unecho_conflict")
+	case flush != 1:
+		return fmt.Errorf("sqldedupe: innodb_flush_log_at_trx_commit is %d: a crash may undo what was acknowledged; set it to 1", flush)
+	case !autocommit:
+		return errors.New("sqldedupe: the connections have autocommit off, so what the store does outside a transaction would not be committed; take autocommit=0 out of the name of the data source")
+	case readOnly:
+		return errors.New("sqldedupe: the server is read-only, a replica perhaps; connect to the primary")
+	}
+	return nil
+}
