@@ -60,13 +60,19 @@ func open(o pgdedupe.Options, mode pgx.QueryExecMode) storetest.Open[pgx.Tx] {
 // openBase migrates a schema of its own, and sets in o what a case asks for.
 func openBase(tb testing.TB, o *pgdedupe.Options, mode pgx.QueryExecMode, s storetest.Settings) base {
 	tb.Helper()
+	url := testenv.SchemaURL(tb)
+	return openBaseAt(tb, url, url, o, mode, s)
+}
+
+// openBaseAt works at url, and looks at the same database by direct.
+func openBaseAt(tb testing.TB, url, direct string, o *pgdedupe.Options, mode pgx.QueryExecMode, s storetest.Settings) base {
+	tb.Helper()
 	o.LockWait = s.Wait
 	conns := s.Conns
 	if conns == 0 {
 		conns = 8
 	}
-	url := testenv.SchemaURL(tb)
-	h := base{direct: testenv.PoolOf(tb, url, 2), o: *o}
+	h := base{direct: testenv.PoolOf(tb, direct, 2), o: *o}
 	var through string
 	h.Proxy, through = dbcut.Start(tb, url)
 	cfg, err := pgxpool.ParseConfig(through)

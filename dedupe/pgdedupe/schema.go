@@ -2,7 +2,9 @@ package pgdedupe
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -28,13 +30,31 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) error {
 
 // Validate returns nil if the tables are at the version that this program
 // needs, and an error that says what to do if they are older or newer, or if
-// the database is out of reach. It changes nothing. o may be nil.
+// the database is out of reach, a standby or read-only. It changes nothing. o may
+// be nil.
 func Validate(ctx context.Context, pool *pgxpool.Pool, o *Options) error {
 	if err := o.Check(); err != nil {
 		return err
 	}
 	if err := o.set().Validate(ctx, pgxmigrate.DB(pool)); err != nil {
 		return fmt.Errorf("pgdedupe: %w", err)
+	}
+	return validateServer(ctx, pool, o.timeout())
+}
+
+// validateServer refuses what cannot commit.
+func validateServer(ctx context.Context, pool *pgxpool.Pool, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	var standby, readOnly bool
+	err := pool.QueryRow(ctx, "select pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean").Scan(&standby, &readOnly)
+	switch {
+	case err != nil:
+		return fmt.Errorf("pgdedupe: ask the server what it is: %w", err)
+	case standby:
+		return errors.New("pgdedupe: the server is a standby, where nothing can be written; connect to the primary, with target_session_attrs=read-write in the URL and both hosts in it")
+	case readOnly:
+		return errors.New("pgdedupe: default_transaction_read_only is on: transactions cannot write; turn it off for this role or database")
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"os/exec"
 	"os/user"
@@ -123,18 +124,40 @@ func kafkaServes(ctx context.Context, addr string) error {
 	return res.Error
 }
 
-// StartPostgres starts a PostgreSQL server with a database of its own.
-func StartPostgres(t testing.TB) *Server {
+// postgresDir is a folder that the user postgres can reach, which one below the
+// test's folder need not be, and the words that make a command run as that user.
+func postgresDir(t testing.TB) (dir string, as []string) {
 	t.Helper()
-	bin, port := testenv.Get(t, "UNECHO_PG_BIN"), freePort(t)
-	dir, err := os.MkdirTemp("", "unecho-pg-") // not below the test's folder: the user postgres must reach it
+	dir, err := os.MkdirTemp("", "unecho-pg-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	as := postgresUser(t, dir)
+	return dir, postgresUser(t, dir)
+}
+
+// StartPostgres starts a PostgreSQL server with a database of its own.
+func StartPostgres(t testing.TB) *Server {
+	t.Helper()
+	dir, as := postgresDir(t)
 	data := filepath.Join(dir, "data")
-	run(t, as[0], append(as[1:], filepath.Join(bin, "initdb"), "-D", data, "-U", "unecho", "--auth=trust", "-E", "UTF8", "--locale=C", "--no-sync")...)
+	run(t, as[0], append(as[1:], filepath.Join(testenv.Get(t, "UNECHO_PG_BIN"), "initdb"), "-D", data, "-U", "unecho", "--auth=trust", "-E", "UTF8", "--locale=C", "--no-sync")...)
+	return startPostgres(t, as, data)
+}
+
+// StartStandby starts a standby of a server that StartPostgres has started. It
+// follows until `select pg_promote()`.
+func StartStandby(t testing.TB, primary *Server) *Server {
+	t.Helper()
+	dir, as := postgresDir(t)
+	data := filepath.Join(dir, "data")
+	run(t, as[0], append(as[1:], filepath.Join(testenv.Get(t, "UNECHO_PG_BIN"), "pg_basebackup"), "-d", primary.URL, "-D", data, "-R", "-X", "stream", "-c", "fast")...)
+	return startPostgres(t, as, data)
+}
+
+func startPostgres(t testing.TB, as []string, data string) *Server {
+	t.Helper()
+	bin, port := testenv.Get(t, "UNECHO_PG_BIN"), freePort(t)
 	s := &Server{t: t, Addr: fmt.Sprint("127.0.0.1:", port), URL: fmt.Sprintf("postgres://unecho@127.0.0.1:%d/postgres?sslmode=disable", port)}
 	s.start = func() *Process {
 		return Start(t, nil, as[0], append(as[1:], filepath.Join(bin, "postgres"), "-D", data, "-p", strconv.Itoa(port),
@@ -169,6 +192,44 @@ func postgresUser(t testing.TB, dir string) []string {
 		t.Fatal(err)
 	}
 	return []string{"setpriv", "--pdeathsig=KILL", "--reuid=" + u.Uid, "--regid=" + u.Gid, "--clear-groups", "--"}
+}
+
+// StartPgBouncer starts a PgBouncer in transaction mode in front of the server
+// that a URL names. Its URL leads to the same database; any other one of the
+// server can be named instead.
+func StartPgBouncer(t testing.TB, server string) *Server {
+	t.Helper()
+	program, port := testenv.Get(t, "UNECHO_PGBOUNCER"), freePort(t)
+	dir, as := postgresDir(t)
+	u, err := url.Parse(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ini := filepath.Join(dir, "pgbouncer.ini")
+	write(t, ini, fmt.Sprintf(`[databases]
+* = host=%s port=%s user=%s
+[pgbouncer]
+listen_addr=127.0.0.1
+listen_port=%d
+unix_socket_dir=
+auth_type=any
+pool_mode=transaction
+default_pool_size=5
+ignore_startup_parameters=extra_float_digits
+`, u.Hostname(), u.Port(), u.User.Username(), port))
+	s := &Server{t: t, Addr: fmt.Sprint("127.0.0.1:", port)}
+	u.Host = s.Addr
+	s.URL = u.String()
+	s.start = func() *Process { return Start(t, nil, as[0], append(as[1:], program, ini)...) }
+	s.probe = func(ctx context.Context) error {
+		conn, err := pgx.Connect(ctx, s.URL)
+		if err != nil {
+			return err
+		}
+		return conn.Close(ctx)
+	}
+	s.Restart()
+	return s
 }
 
 // StartRedis starts a redis-server with an append-only file.

@@ -92,6 +92,21 @@ func Kafka(t testing.TB) []string {
 // Postgres is the URL of a PostgreSQL database.
 func Postgres(t testing.TB) string { t.Helper(); return Get(t, "UNECHO_POSTGRES_URL") }
 
+// Database creates a database for this test alone and returns its URL, for
+// those who cannot give a connection a search path. It goes with the test.
+func Database(t testing.TB) string {
+	t.Helper()
+	base, name := Postgres(t), Name("t")
+	exec(t, base, "create database "+name)
+	t.Cleanup(func() { exec(t, base, "drop database if exists "+name+" with (force)") })
+	u, err := url.Parse(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Path = "/" + name
+	return u.String()
+}
+
 // MariaDB returns the name of a data source for go-sql-driver/mysql, in a
 // database of the test's own, which goes with it.
 func MariaDB(t testing.TB) string {
