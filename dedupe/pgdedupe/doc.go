@@ -40,8 +40,17 @@
 //
 // Nothing is kept in a session, so PgBouncer and its like may work in
 // transaction mode, with pgx's default_query_exec_mode set to cache_describe
-// or exec. Set connect_timeout in the pool's URL: a connection that does not
+// or exec; the suite passes through PgBouncer in both, with every kind of store. Set connect_timeout in the pool's URL: a connection that does not
 // come about is waited for, by the pool, as long as that says.
+//
+// # Failover
+//
+// A standby is refused: by [Validate] with an error that names it, and by every
+// claim as an outage. Give the pool both hosts and target_session_attrs=read-write,
+// and it finds the primary. What was acknowledged survives a failover only if
+// commits wait for the standby (synchronous_standby_names); otherwise the last
+// commits are gone with the primary, keys and effects together, while their
+// messages were acknowledged.
 //
 // # Invariants
 //

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -254,25 +253,3 @@ func (a *admin) scan(ctx context.Context, nodes []redis.Cmdable, at *place, f de
 }
 
 var escapeGlob = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`)
-
-// nodes are those that have keys, in a stable order.
-func (a *admin) nodes(ctx context.Context) ([]redis.Cmdable, error) {
-	cluster, ok := a.client.(*redis.ClusterClient)
-	if !ok {
-		return []redis.Cmdable{a.client}, nil
-	}
-	var mu sync.Mutex
-	var masters []*redis.Client
-	err := cluster.ForEachMaster(ctx, func(_ context.Context, c *redis.Client) error {
-		mu.Lock()
-		defer mu.Unlock()
-		masters = append(masters, c)
-		return nil
-	})
-	slices.SortFunc(masters, func(x, y *redis.Client) int { return strings.Compare(x.Options().Addr, y.Options().Addr) })
-	nodes := make([]redis.Cmdable, len(masters))
-	for i, m := range masters {
-		nodes[i] = m
-	}
-	return nodes, err
-}

@@ -20,7 +20,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 type harness struct {
-	rdb    *redis.Client
+	rdb    redis.UniversalClient
 	prefix string
 	driver dedupe.LeaseDriver
 	redis  *Driver
@@ -33,7 +33,11 @@ func open(tb testing.TB) *harness {
 
 func openAt(tb testing.TB, addr string) *harness {
 	tb.Helper()
-	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
+	return openOn(tb, redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true}))
+}
+
+func openOn(tb testing.TB, rdb redis.UniversalClient) *harness {
+	tb.Helper()
 	tb.Cleanup(func() { _ = rdb.Close() })
 	prefix := testenv.Name("t") + ":"
 	d, err := NewDriver(rdb, &Options{Prefix: prefix})
@@ -55,17 +59,30 @@ func (h *harness) Forget(tb testing.TB) {
 			tb.Fatal(err)
 		}
 	}
-	if err := h.rdb.ScriptFlush(context.Background()).Err(); err != nil {
-		tb.Fatal(err)
-	}
+	h.each(tb, func(n redis.Cmdable) error { return n.ScriptFlush(context.Background()).Err() })
 }
 
-func (h *harness) keys(tb testing.TB) []string {
+// each does something on every server that has keys.
+func (h *harness) each(tb testing.TB, f func(n redis.Cmdable) error) {
 	tb.Helper()
-	names, err := h.rdb.Keys(context.Background(), h.prefix+"*").Result()
+	nodes, err := h.redis.nodes(context.Background())
 	if err != nil {
 		tb.Fatal(err)
 	}
+	for _, n := range nodes {
+		if err := f(n); err != nil {
+			tb.Fatal(err)
+		}
+	}
+}
+
+func (h *harness) keys(tb testing.TB) (names []string) {
+	tb.Helper()
+	h.each(tb, func(n redis.Cmdable) error {
+		some, err := n.Keys(context.Background(), h.prefix+"*").Result()
+		names = append(names, some...)
+		return err
+	})
 	return names
 }
 
@@ -216,7 +233,7 @@ func (d *lastOwner) Complete(ctx context.Context, c dedupe.Claim, _ string, _ in
 type early struct{ dedupe.LeaseDriver }
 
 func (d early) Acquire(ctx context.Context, c dedupe.Claim, owner string, lease time.Duration) (dedupe.Grant, *dedupe.Record, error) {
-	return d.LeaseDriver.Acquire(ctx, c, owner, lease/100)
+	return d.LeaseDriver.Acquire(ctx, c, owner, max(lease/100, time.Millisecond))
 }
 
 // counts gives attempts for tokens, as a counter in Redis would.

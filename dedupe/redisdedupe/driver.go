@@ -7,8 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -217,26 +219,68 @@ type storedConflict struct {
 // dropped is an event that is handled again.
 var ErrEvicts = errors.New("redisdedupe: the server evicts keys; set maxmemory-policy to noeviction")
 
-// ErrVolatile: the server writes no append-only file, so a crash of it forgets
-// every key since the last snapshot.
-var ErrVolatile = errors.New("redisdedupe: the server has no append-only file; set appendonly to yes")
+// ErrVolatile: the server writes no append-only file, or does not write it out,
+// so a crash of it forgets keys.
+var ErrVolatile = errors.New("redisdedupe: the server forgets keys in a crash; set appendonly to yes and appendfsync to everysec or always")
 
-// Check asks the server for what endangers keys. Its error matches ErrEvicts or
-// ErrVolatile, or both, or says that the server could not be asked. Call it at
-// start, and decide.
+// Check asks every server that has keys for what endangers them. Its error
+// matches ErrEvicts or ErrVolatile, or both, or says which server could not be
+// asked. Call it at start, and decide. appendfsync everysec, which loses a
+// second in a crash, passes.
 func (d *Driver) Check(ctx context.Context) error {
-	info, err := d.client.Info(ctx).Result()
-	if err != nil {
+	nodes, err := d.nodes(ctx)
+	found := []error{err}
+	for _, n := range nodes {
+		found = append(found, check(ctx, n))
+	}
+	if err := errors.Join(found...); err != nil {
 		return fmt.Errorf("redisdedupe: check: %w", err)
 	}
+	return nil
+}
+
+func check(ctx context.Context, node redis.Cmdable) error {
+	info, err := node.Info(ctx).Result()
+	if err != nil {
+		return err
+	}
+	port := ""
 	var found []error
 	for line := range strings.Lines(info) {
 		switch name, v, _ := strings.Cut(strings.TrimSpace(line), ":"); {
+		case name == "tcp_port":
+			port = v
 		case name == "maxmemory_policy" && v != "noeviction":
-			found = append(found, fmt.Errorf("%w (it is %s)", ErrEvicts, v))
+			found = append(found, fmt.Errorf("%w (it is %s at port %s)", ErrEvicts, v, port))
 		case name == "aof_enabled" && v != "1":
-			found = append(found, ErrVolatile)
+			found = append(found, fmt.Errorf("%w (at port %s)", ErrVolatile, port))
 		}
 	}
+	// Hosted servers refuse CONFIG; what they say of themselves must do then.
+	if sync, err := node.ConfigGet(ctx, "appendfsync").Result(); err == nil && sync["appendfsync"] == "no" {
+		found = append(found, fmt.Errorf("%w: appendfsync is no, so the file is written when the system likes (at port %s)", ErrVolatile, port))
+	}
 	return errors.Join(found...)
+}
+
+// nodes are those that have keys, in a stable order.
+func (d *Driver) nodes(ctx context.Context) ([]redis.Cmdable, error) {
+	cluster, ok := d.client.(*redis.ClusterClient)
+	if !ok {
+		return []redis.Cmdable{d.client}, nil
+	}
+	var mu sync.Mutex
+	var masters []*redis.Client
+	err := cluster.ForEachMaster(ctx, func(_ context.Context, c *redis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		masters = append(masters, c)
+		return nil
+	})
+	slices.SortFunc(masters, func(x, y *redis.Client) int { return strings.Compare(x.Options().Addr, y.Options().Addr) })
+	nodes := make([]redis.Cmdable, len(masters))
+	for i, m := range masters {
+		nodes[i] = m
+	}
+	return nodes, err
 }

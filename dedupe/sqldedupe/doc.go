@@ -12,6 +12,17 @@
 // sees more of what a handler does wrong: prefer it where the handler can work
 // with pgx.
 //
+// # MariaDB and MySQL
+//
+// What is proved is proved on MariaDB 10.11, where a claim bounds its wait for a
+// lock by max_statement_time; on MySQL it is innodb_lock_wait_timeout, in whole
+// seconds, and that way was proved on MariaDB. The connections need autocommit;
+// the store turns it off while a handler works, because a deadlock ends a
+// transaction there behind the handler's back, and what the handler does after
+// one that it ignores must not be committed. DDL commits by itself, and is found
+// out at the commit. [Validate] refuses tables that are not InnoDB, a server that
+// does not write its log at every commit, and a read-only one.
+//
 // # SQLite
 //
 // SQLite has one writer at a time, so handlers of one database run one after
@@ -41,7 +52,9 @@
 //     back when it ends, while a commit that is due must go on.
 //   - Before the commit the transaction has to prove that it is the one of the
 //     claim: by its id on PostgreSQL, by a savepoint that was set after the
-//     claim on SQLite.
+//     claim on MySQL and SQLite.
+//   - On MySQL the claim is decided by the error of a plain insert, and the winner
+//     is read with a lock: a view that was taken before does not show it.
 //   - An error in answer to a commit is a failure only if it is the database's
 //     verdict. All others are unknown.
 //   - database/sql waits without a bound for a call that the handler has left

@@ -41,7 +41,7 @@ const (
 func newMySQL(b base) *mysql {
 	b.prelude, b.epilogue = mysqlPrelude, mysqlEpilogue
 	m := &mysql{base: b, sql: newMySQLStatements(mysqlSet(b.o.Schema))}
-	m.bound.Store(int32(b.o.bound))
+	m.bound.Store(b.o.bound)
 	return m
 }
 

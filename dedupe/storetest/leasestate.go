@@ -26,6 +26,7 @@ func leaseStateCases() []LeaseCase {
 		{"admin releases what is unknown or parked, and nothing else", leaseAdminRelease},
 		{"admin evicts", leaseAdminEvict},
 		{"a holder's name is shown", leaseHolder},
+		{"B27 lifetimes that make no sense are refused", leaseLifetimes},
 	}
 }
 
@@ -320,4 +321,39 @@ func leaseHolder(tb testing.TB, h LeaseHarness) {
 	if err != nil {
 		tb.Fatal(err)
 	}
+}
+
+// leaseLifetimes: zero is no lifetime at all to one store and the end of it to
+// another, and nobody means either.
+func leaseLifetimes(tb testing.TB, h LeaseHarness) {
+	d, c := h.Driver(), leaseClaim("1")
+	bad := []time.Duration{0, -1, -time.Hour, time.Microsecond, time.Millisecond - 1}
+	for _, lifetime := range bad {
+		if _, _, err := d.Acquire(tb.Context(), c, "a", lifetime); !errors.Is(err, dedupe.ErrInvalidClaim) {
+			tb.Errorf("acquire for %v: %v, want ErrInvalidClaim", lifetime, err)
+		}
+		short := c
+		short.Retain = lifetime
+		if _, _, err := d.Acquire(tb.Context(), short, "a", longLease); !errors.Is(err, dedupe.ErrInvalidClaim) {
+			tb.Errorf("acquire with a retention of %v: %v, want ErrInvalidClaim", lifetime, err)
+		}
+	}
+	if _, err := h.Admin().Find(tb.Context(), c.Key.Stored()); !errors.Is(err, dedupe.ErrNotFound) {
+		tb.Errorf("claims that were refused have left the key: %v", err)
+	}
+	g := granted(tb, d, c, "a", longLease)
+	for _, lifetime := range bad {
+		if err := d.Extend(tb.Context(), c.Key, "a", g.Token, lifetime); !errors.Is(err, dedupe.ErrInvalidClaim) {
+			tb.Errorf("extend for %v: %v, want ErrInvalidClaim", lifetime, err)
+		}
+		short := c
+		short.Retain = lifetime
+		if err := d.Complete(tb.Context(), short, "a", g.Token, nil); !errors.Is(err, dedupe.ErrInvalidClaim) {
+			tb.Errorf("complete with a retention of %v: %v, want ErrInvalidClaim", lifetime, err)
+		}
+	}
+	if e, err := h.Admin().Find(tb.Context(), c.Key.Stored()); err != nil || e.State != dedupe.StateRunning || time.Until(e.LeaseUntil) < longLease/2 {
+		tb.Errorf("what was refused has changed the key: %+v, %v", e, err)
+	}
+	completed(tb, d, c, "a", g, nil)
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
+	"github.com/redis/go-redis/v9"
 	"github.com/segmentio/kafka-go"
 
 	"github.com/unecho/unecho/internal/testenv"
@@ -232,16 +233,91 @@ ignore_startup_parameters=extra_float_digits
 	return s
 }
 
-// StartRedis starts a redis-server with an append-only file.
-func StartRedis(t testing.TB) *Server {
+// StartRedis starts a redis-server with an append-only file. args come after its
+// own, and win.
+func StartRedis(t testing.TB, args ...string) *Server {
 	t.Helper()
-	program, port, dir := testenv.Get(t, "UNECHO_REDIS_SERVER"), freePort(t), t.TempDir()
+	port, dir := freePort(t), t.TempDir()
+	own := []string{"--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--dir", dir,
+		"--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction"}
+	return startRedis(t, port, append(own, args...)...)
+}
+
+// StartRedisCluster starts three masters that share the slots.
+func StartRedisCluster(t testing.TB) []*Server {
+	t.Helper()
+	nodes, buses := make([]*Server, 3), make([]string, 3) // the nodes talk to each other by ports of their own
+	for i := range nodes {
+		buses[i] = strconv.Itoa(freePort(t))
+		nodes[i] = StartRedis(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", buses[i])
+		first, last := i*16384/3, (i+1)*16384/3-1
+		redisDo(t, nodes[i].Addr, "CLUSTER", "ADDSLOTSRANGE", strconv.Itoa(first), strconv.Itoa(last))
+		if host, port, err := net.SplitHostPort(nodes[0].Addr); i > 0 {
+			if err != nil {
+				t.Fatal(err)
+			}
+			redisDo(t, nodes[i].Addr, "CLUSTER", "MEET", host, port, buses[0])
+		}
+	}
+	for _, n := range nodes {
+		testenv.Within(t, 60*time.Second, "the cluster serves", func() bool {
+			info := redisDo(t, n.Addr, "CLUSTER", "INFO")
+			return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_known_nodes:3")
+		})
+	}
+	return nodes
+}
+
+// Sentinels are a master, its replica, and who watches them.
+type Sentinels struct {
+	Master, Replica, Sentinel *Server
+	// Name is the master's at the sentinel.
+	Name string
+}
+
+// StartRedisSentinel starts a master, a replica and one sentinel, which takes a
+// master for dead after half a second.
+func StartRedisSentinel(t testing.TB) *Sentinels {
+	t.Helper()
+	s := &Sentinels{Name: "unecho", Master: StartRedis(t)}
+	host, port, err := net.SplitHostPort(s.Master.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Replica = StartRedis(t, "--replicaof", host, port)
+	testenv.Within(t, 30*time.Second, "the replica follows", func() bool {
+		return strings.Contains(redisDo(t, s.Replica.Addr, "INFO", "replication"), "master_link_status:up")
+	})
+	file, at := filepath.Join(t.TempDir(), "sentinel.conf"), freePort(t)
+	write(t, file, fmt.Sprintf("port %d\nbind 127.0.0.1\nsentinel monitor %s %s %s 1\nsentinel down-after-milliseconds %s 500\nsentinel failover-timeout %s 5000\n",
+		at, s.Name, host, port, s.Name, s.Name))
+	s.Sentinel = startRedis(t, at, file, "--sentinel")
+	testenv.Within(t, 30*time.Second, "the sentinel knows the replica", func() bool {
+		return strings.Contains(redisDo(t, s.Sentinel.Addr, "INFO", "sentinel"), "slaves=1")
+	})
+	return s
+}
+
+// redisDo sends one command, and returns the answer as text.
+func redisDo(t testing.TB, addr string, args ...any) string {
+	t.Helper()
+	c := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
+	defer func() { _ = c.Close() }()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	v, err := c.Do(ctx, args...).Result()
+	if err != nil {
+		t.Fatalf("%v: %v", args, err)
+	}
+	return fmt.Sprint(v)
+}
+
+func startRedis(t testing.TB, port int, args ...string) *Server {
+	t.Helper()
+	program := testenv.Get(t, "UNECHO_REDIS_SERVER")
 	s := &Server{t: t, Addr: fmt.Sprint("127.0.0.1:", port)}
 	s.URL = "redis://" + s.Addr
-	s.start = func() *Process {
-		return Start(t, nil, program, "--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--dir", dir,
-			"--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction")
-	}
+	s.start = func() *Process { return Start(t, nil, program, args...) }
 	s.probe = func(ctx context.Context) error {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", s.Addr)
 		if err != nil {

@@ -14,7 +14,7 @@ import (
 // Every server must survive a SIGKILL on the same port with the same data.
 func TestServersSurviveKill(t *testing.T) {
 	for name, start := range map[string]func(testing.TB) *proc.Server{
-		"nats": proc.StartNATS, "redis": proc.StartRedis, "postgres": proc.StartPostgres, "kafka": proc.StartKafka,
+		"nats": proc.StartNATS, "redis": func(t testing.TB) *proc.Server { return proc.StartRedis(t) }, "postgres": proc.StartPostgres, "kafka": proc.StartKafka,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := start(t)
