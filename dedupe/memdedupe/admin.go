@@ -21,10 +21,11 @@ func (d *LeaseDriver) Admin() dedupe.Admin { return admin{d} }
 type looked interface {
 	entries() []dedupe.Entry
 	Conflicts() []dedupe.ConflictRecord
-	// free makes an unknown or parked key free, if it is one.
-	free(k dedupe.Key)
-	// forget drops the conflicts of a key and, if all, the key as well.
-	forget(k dedupe.Key, all bool)
+	// free makes an unknown or parked key free, and reports whether it was one.
+	free(k dedupe.Key) bool
+	// forget drops the conflicts of a key and, if all, the key as well. It
+	// reports whether the key was there.
+	forget(k dedupe.Key, all bool) bool
 }
 
 type admin struct{ d looked }
@@ -77,18 +78,17 @@ func (a admin) Release(ctx context.Context, id dedupe.KeyID) error {
 	switch {
 	case err != nil:
 		return err
-	case e.State != dedupe.StateUnknown && e.State != dedupe.StateParked:
+	case !a.d.free(e.Key):
 		return fmt.Errorf("memdedupe: release: %w: it is %v, only one that is unknown or parked can be released", dedupe.ErrWrongState, e.State)
 	}
-	a.d.free(e.Key)
 	return nil
 }
 
 // Evict implements dedupe.Admin.
 func (a admin) Evict(ctx context.Context, id dedupe.KeyID) error {
 	e, err := a.Find(ctx, id)
-	if err == nil {
-		a.d.forget(e.Key, true)
+	if err == nil && !a.d.forget(e.Key, true) {
+		err = fmt.Errorf("memdedupe: %w: %v", dedupe.ErrNotFound, id) // another one was faster
 	}
 	return err
 }
@@ -165,9 +165,9 @@ func (d *Driver) entries() (all []dedupe.Entry) {
 	return all
 }
 
-func (d *Driver) free(dedupe.Key) {} // no key of a transaction is unknown
+func (d *Driver) free(dedupe.Key) bool { return false } // no key of a transaction is unknown
 
-func (d *Driver) forget(k dedupe.Key, all bool) {
+func (d *Driver) forget(k dedupe.Key, all bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for id := range d.conflicts {
@@ -175,10 +175,13 @@ func (d *Driver) forget(k dedupe.Key, all bool) {
 			delete(d.conflicts, id)
 		}
 	}
-	if s := d.slots[k]; all && s != nil && s.record != nil {
+	s := d.slots[k]
+	there := s != nil && s.record != nil
+	if all && there {
 		d.expiry.remove(s)
 		delete(d.slots, k)
 	}
+	return there
 }
 
 // entries implements looked.
@@ -218,21 +221,27 @@ func (l *leased) state(now time.Time) dedupe.State {
 	return dedupe.StateFree
 }
 
-func (d *LeaseDriver) free(k dedupe.Key) {
+func (d *LeaseDriver) free(k dedupe.Key) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if l := d.keys[k]; l != nil && l.done == nil && !time.Now().Before(l.until) {
-		l.until, l.parked, l.grant.Unknown = time.Time{}, false, false
+	l := d.keys[k]
+	if l == nil || l.done != nil || !l.unknown() || time.Now().Before(l.until) {
+		return false
 	}
+	l.until, l.parked, l.grant.Unknown = time.Time{}, false, false
+	return true
 }
 
-func (d *LeaseDriver) forget(k dedupe.Key, all bool) {
+func (d *LeaseDriver) forget(k dedupe.Key, all bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.conflicts, k)
+	l := d.keys[k]
+	there := l != nil && (l.done == nil || time.Now().Before(l.expires))
 	if all {
 		delete(d.keys, k)
 	}
+	return there
 }
 
 // Conflicts returns what was recorded of claims that met their key with another
