@@ -39,13 +39,13 @@ planted: services
 
 ## conformance: the suite of the dedupe stores on every driver; prints drivers and cases, and fails on a skipped one
 conformance: services
-	@UNECHO_REQUIRE_SERVICES=1 go test -json -count=1 -timeout 20m -run 'Conformance' ./dedupe/... | go run ./internal/conformance
+	@set -o pipefail; UNECHO_REQUIRE_SERVICES=1 go test -json -count=1 -timeout 20m -run 'Conformance' ./dedupe/... | go run ./internal/conformance
 
 ## linear: 600 histories of concurrent clients, lost answers and expiries on each store, checked for linearizability, and
 ## long random sequences by the same model
 linear: services
-	UNECHO_REQUIRE_SERVICES=1 UNECHO_HISTORIES=600 go test -count=1 -v -timeout 30m -run 'Linear|Script' ./internal/linear | grep -E 'LINEAR|^ *---|^(ok|FAIL)|history|differs'
-	UNECHO_REQUIRE_SERVICES=1 go test -count=1 -timeout 30m -run Machine ./internal/linear -rapid.checks=400 -rapid.steps=40 -rapid.nofailfile
+	set -o pipefail; UNECHO_REQUIRE_SERVICES=1 UNECHO_HISTORIES=600 go test -count=1 -v -timeout 30m -run 'Linear|Script' ./internal/linear | grep -E 'LINEAR|^ *---|^(ok|FAIL)|history|differs'
+	UNECHO_REQUIRE_SERVICES=1 go test -count=1 -timeout 30m -run Machine ./internal/linear -rapid.checks=300 -rapid.steps=40 -rapid.nofailfile
 
 ## walk: print the way of one message through relay, broker and handler
 walk:

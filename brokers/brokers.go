@@ -3,6 +3,7 @@ package brokers
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	"github.com/unecho/unecho/envelope"
@@ -79,6 +80,26 @@ type Nacker interface {
 // configuration wins.
 type Demander interface {
 	Demand(workers int)
+}
+
+// Forever is a [Horizon] without an end.
+const Forever = time.Duration(math.MaxInt64)
+
+// Horizon is for how long a broker may deliver a message again.
+type Horizon struct {
+	// For counts from when the message was written; Forever if the broker's
+	// settings set no end.
+	For time.Duration
+	// Why names the setting and where it was found, for people.
+	Why string
+}
+
+// Retaining is an optional power of a [Source]: it knows for how long the broker
+// keeps what it delivers, and so for how long it may deliver it again.
+type Retaining interface {
+	// Horizon asks the broker. An error that matches ErrUnavailable means that
+	// it is out of reach; any other one that it does not tell.
+	Horizon(ctx context.Context) (Horizon, error)
 }
 
 // Publisher hands messages to a broker.

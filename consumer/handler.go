@@ -27,11 +27,20 @@ func (f HandlerFunc) Handle(ctx context.Context, m *envelope.Message) error { re
 type Middleware func(Handler) Handler
 
 // Chain puts mw around h. The first one given is the outermost.
+//
+// What Run asks of a handler of Wrap, it finds through Chain.
 func Chain(h Handler, mw ...Middleware) Handler {
+	inner := h
 	for i := len(mw) - 1; i >= 0; i-- {
 		h = mw[i](h)
 	}
-	return h
+	return &chained{h, inner}
+}
+
+// chained remembers what middleware hides.
+type chained struct {
+	Handler
+	inner Handler
 }
 
 // Permanent marks an error as one that no retry can mend: the message goes to

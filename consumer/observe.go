@@ -12,6 +12,10 @@ type Step string
 
 // The steps, in the order in which a delivery passes them.
 const (
+	// StepRetention: at the start, the handler keeps its keys for a shorter
+	// time than messages can come again, and that was accepted (Err says what),
+	// or the source could not be asked yet, and is asked again after Wait.
+	StepRetention Step = "retention"
 	// StepReceive: the source handed a delivery over.
 	StepReceive Step = "receive"
 	// StepIdentify: the envelope was read, or could not be (Err).

@@ -38,6 +38,18 @@ type RunOptions struct {
 	// done, under a context that is not. Then they are cancelled.
 	// Defaults to 20 s.
 	Grace time.Duration
+	// Redelivery declares for how long after it was written a message can come
+	// again, in place of what the source says: for those who know more than
+	// the broker's settings, such as that nobody rewinds. Defaults to asking.
+	Redelivery time.Duration
+	// Replay is how much further back than the broker keeps messages you will
+	// ever replay them from elsewhere, an archive or a dead-letter topic. It
+	// adds to Redelivery, or to what the source says.
+	Replay time.Duration
+	// AcceptShortRetention starts although the handler keeps its keys for a
+	// shorter time than messages can come again: what comes later than that is
+	// handled again. The Observer is told (StepRetention), and so is Health.
+	AcceptShortRetention bool
 	// Observer is told what happens. Defaults to none.
 	Observer Observer
 }
@@ -72,7 +84,9 @@ var ErrHandlerStuck = errors.New("consumer: a handler does not return")
 // and settles what they did. It then closes src, which is Run's from the
 // start. Run returns nil after a drain that ctx asked for, an error that
 // matches ErrHandlerStuck if a handler did not return, what ended the source
-// otherwise, or, before anything is received, what is wrong with o.
+// otherwise, or, before anything is received, what is wrong with o, or an error
+// that matches ErrShortRetention: the source can deliver a message again after
+// the handler has forgotten its key.
 // All its goroutines have ended then, but for those of stuck handlers.
 func Run(ctx context.Context, src brokers.Source, h Handler, o *RunOptions) error {
 	r, err := newRunner(src, h, o)
@@ -82,6 +96,9 @@ func Run(ctx context.Context, src brokers.Source, h Handler, o *RunOptions) erro
 	ctx = r.observed(ctx)
 	if d, ok := src.(brokers.Demander); ok {
 		d.Demand(r.o.Concurrency)
+	}
+	if err := r.proveRetention(ctx); err != nil {
+		return errors.Join(err, src.Close())
 	}
 	received := r.receive(ctx)
 	stuck := r.drain()
@@ -142,6 +159,8 @@ type runner struct {
 	nacker brokers.Nacker // nil where the broker cannot wait
 	h      Handler
 	o      RunOptions
+
+	accepted error // a retention that is too short, and was accepted
 
 	gate     *gate
 	failures *attempts

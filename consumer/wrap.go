@@ -93,6 +93,14 @@ func (w *wrapped) Handle(ctx context.Context, raw *envelope.Message) error {
 	return err
 }
 
+// window implements windowed.
+func (w *wrapped) window() (string, time.Duration) {
+	if w.Retain <= 0 {
+		return w.name, dedupe.DefaultRetain
+	}
+	return w.name, w.Retain
+}
+
 // identify reads the envelope: whose event it is, and what the handler sees.
 func (w *wrapped) identify(raw *envelope.Message) (dedupe.Claim, *envelope.Message, error) {
 	m, err := w.decode(raw)

@@ -61,7 +61,7 @@ func startNATS(ctx context.Context, dir string) (*natsServer, error) {
 		n.js, err = jetstream.New(n.nc)
 	}
 	if err == nil {
-		_, err = n.js.CreateStream(ctx, jetstream.StreamConfig{Name: stream, Subjects: []string{"shop.>"}})
+		_, err = n.js.CreateStream(ctx, jetstream.StreamConfig{Name: stream, Subjects: []string{"shop.>"}, MaxAge: 7 * 24 * time.Hour})
 	}
 	if err != nil {
 		n.stop()

@@ -60,7 +60,7 @@ func TestNATSCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s.>"}}); err != nil {
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s.>"}, MaxAge: time.Hour}); err != nil {
 		t.Fatal(err)
 	}
 	pub, err := natsbroker.NewPublisher(nc, natsbroker.PublisherConfig{})

@@ -47,7 +47,7 @@ func TestNATS(t *testing.T) {
 	}
 	// The server's own window is as short as it can be: the duplicates are to
 	// reach the consumer.
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: stream, Subjects: []string{stream + ".>"}, Duplicates: 100 * time.Millisecond}); err != nil {
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: stream, Subjects: []string{stream + ".>"}, Duplicates: 100 * time.Millisecond, MaxAge: time.Hour}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = js.DeleteStream(context.Background(), stream) })
