@@ -92,7 +92,7 @@ func (r *runner) ask(ctx context.Context, src brokers.Retaining) (brokers.Horizo
 		case err == nil:
 			return h, nil
 		case ctx.Err() != nil:
-			return brokers.Horizon{}, nil // Run drains
+			return brokers.Horizon{}, nil //nolint:nilerr // Run drains
 		case !isOutage(err) && !errors.Is(err, context.DeadlineExceeded):
 			return h, fmt.Errorf("consumer: Run: ask the broker for how long it can deliver a message again (RunOptions.Redelivery says so instead): %w", err)
 		}
