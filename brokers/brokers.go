@@ -102,6 +102,23 @@ type Retaining interface {
 	Horizon(ctx context.Context) (Horizon, error)
 }
 
+// Stuck is a message that keeps what is behind it from being acknowledged.
+type Stuck struct {
+	Topic     string
+	Partition int
+	// Offset is that of the lowest delivery that is not settled.
+	Offset int64
+	// Behind is how many deliveries wait behind it, settled or not.
+	Behind int
+}
+
+// Stalling is an optional power of a [Source] that acknowledges in order.
+type Stalling interface {
+	// Stuck returns what the source waits for before it receives more: one
+	// message for each partition whose window is full.
+	Stuck() []Stuck
+}
+
 // Publisher hands messages to a broker.
 type Publisher interface {
 	// Publish publishes msgs and waits until each is known to be accepted,

@@ -18,7 +18,8 @@ type Failure struct {
 	// ClassUncertain.
 	Class Class
 	// Reason is machine-readable: for a malformed envelope what is wrong with
-	// it (envelope.Reason), otherwise the class.
+	// it (envelope.Reason), ReasonBadPayload, ReasonUnrouted, otherwise the
+	// class.
 	Reason string
 	// Attempts is how often the handler failed on it, as far as is known here.
 	Attempts int

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/unecho/unecho/brokers/membroker"
 	"github.com/unecho/unecho/consumer"
+	"github.com/unecho/unecho/dedupe"
 	"github.com/unecho/unecho/dedupe/memdedupe"
 	"github.com/unecho/unecho/envelope"
 )
@@ -169,4 +171,82 @@ func ExampleFieldsContent() {
 	// billed {"cents":1,"sent":"10:00"}
 	// <nil>
 	// <nil>
+}
+
+// A handler that takes the body decoded. One that is no order goes to the dead
+// letters at once.
+func ExampleTyped() {
+	type order struct{ Cents int }
+	h := consumer.Wrap("billing", memdedupe.NewStore(nil), consumer.Typed(nil, func(_ context.Context, _ *memdedupe.Tx, _ *envelope.Message, o order) error {
+		fmt.Println("billed", o.Cents)
+		return nil
+	}), &consumer.Options{Extractor: envelope.FromHeader("order-id", "/shop")})
+	for i, body := range []string{`{"cents":100}`, `{"cents":"a lot"}`} {
+		m := &envelope.Message{Topic: "orders", Body: []byte(body), Header: envelope.Header{{Name: "order-id", Value: fmt.Append(nil, i)}}}
+		fmt.Println(consumer.Classify(h.Handle(context.Background(), m)) == consumer.ClassMalformed)
+	}
+	// Output:
+	// billed 100
+	// false
+	// true
+}
+
+// Each type of event has its handler. What nobody handles leaves no key.
+func ExampleRoute() {
+	say := func(what string) consumer.Handler {
+		return consumer.Wrap("orders", memdedupe.NewStore(nil), func(_ context.Context, _ *memdedupe.Tx, m *envelope.Message) error {
+			fmt.Println(what, m.ID)
+			return nil
+		}, nil)
+	}
+	h := consumer.Route(map[string]consumer.Handler{"order.placed": say("placed"), "order.paid": say("paid")},
+		&consumer.RouteOptions{Ignore: []string{"order.viewed"}})
+	for i, typ := range []string{"order.placed", "order.paid", "order.viewed", "order.lost"} {
+		m, err := envelope.Kafka.Encode(&envelope.Message{ID: fmt.Sprint(i), Source: "/shop", Type: typ, Topic: "orders"}, envelope.Binary)
+		if err != nil {
+			panic(err)
+		}
+		if err := h.Handle(context.Background(), m); err != nil {
+			fmt.Println(err)
+		}
+	}
+	// Output:
+	// placed 0
+	// paid 1
+	// consumer: nobody handles this type of event: "order.lost"
+}
+
+// Whoever asks twice gets the answer twice, and the work is done once.
+func ExampleWrapReply() {
+	h := consumer.WrapReply("quotes", memdedupe.NewStore(nil), func(context.Context, *memdedupe.Tx, *envelope.Message) ([]byte, error) {
+		fmt.Println("calculating")
+		return []byte("100 euros"), nil
+	}, func(_ context.Context, _ *envelope.Message, r dedupe.Result) error {
+		fmt.Println("reply:", string(r.Reply), r.Outcome)
+		return nil
+	}, &consumer.Options{Extractor: envelope.FromHeader("request-id", "/shop")})
+	for range 2 {
+		m := &envelope.Message{Topic: "quotes", Header: envelope.Header{{Name: "request-id", Value: []byte("42")}}}
+		if err := h.Handle(context.Background(), m); err != nil {
+			fmt.Println(err)
+		}
+	}
+	// Output:
+	// calculating
+	// reply: 100 euros processed
+	// reply: 100 euros duplicate
+}
+
+// A Control pauses a run, and answers the probes of whoever watches over it.
+func ExampleControl() {
+	control := &consumer.Control{}
+	control.Pause()
+	fmt.Println(control.Health().Ready())
+	http.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
+		if err := control.Health().Live(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		}
+	})
+	// then: consumer.Run(ctx, src, h, &consumer.RunOptions{Control: control, DeadLetter: …})
+	// Output: consumer: not started
 }

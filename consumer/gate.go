@@ -17,6 +17,8 @@ type gate struct {
 	down    bool
 	probing bool
 	tries   int
+	why     error         // of the last trip
+	since   time.Time     // the first one
 	next    time.Time     // when the next probe may go
 	changed chan struct{} // closed and replaced whenever something changes
 }
@@ -77,7 +79,7 @@ func (g *gate) pass() bool {
 	if !g.down {
 		return false
 	}
-	g.down, g.probing, g.tries = false, false, 0
+	g.down, g.probing, g.tries, g.why = false, false, 0, nil
 	g.wake()
 	return true
 }
@@ -85,10 +87,14 @@ func (g *gate) pass() bool {
 // trip is called when the store was out of reach. Deliveries that were under
 // way together fail together: only the first of them, and then each probe,
 // makes the wait longer. It returns the wait, and whether the gate was open.
-func (g *gate) trip() (after time.Duration, first bool) {
+func (g *gate) trip(why error) (after time.Duration, first bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	first = !g.down
+	if first {
+		g.since = time.Now()
+	}
+	g.why = why
 	if !first && !g.probing {
 		return time.Until(g.next), false
 	}
@@ -98,6 +104,16 @@ func (g *gate) trip() (after time.Duration, first bool) {
 	g.next = time.Now().Add(after)
 	g.wake()
 	return after, first
+}
+
+// outage returns since when the gate is shut, and why; nil if it is open.
+func (g *gate) outage() (since time.Time, why error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.down {
+		return time.Time{}, nil
+	}
+	return g.since, g.why
 }
 
 // leave is called instead of pass and trip when the caller was let in and did

@@ -20,6 +20,9 @@ const (
 	StepReceive Step = "receive"
 	// StepIdentify: the envelope was read, or could not be (Err).
 	StepIdentify Step = "identify"
+	// StepIgnore: the event is of a type that nobody handles, and was declared
+	// to be ignored.
+	StepIgnore Step = "ignore"
 	// StepHandle: the handler is about to run, in a scope that owns the key.
 	StepHandle Step = "handle"
 	// StepDecide: the store has answered, with Outcome or with Err.

@@ -58,8 +58,16 @@ func (r *runner) proveRetention(ctx context.Context) error {
 	if !r.o.AcceptShortRetention {
 		return fmt.Errorf("%w; set consumer.Options.Retain to at least that, or see RunOptions.Redelivery and AcceptShortRetention", err)
 	}
-	r.accepted = err
+	r.short.Store(&err)
 	observe(ctx, Event{Step: StepRetention, Consumer: name, Err: err})
+	return nil
+}
+
+// accepted returns the retention that was accepted although it is too short.
+func (r *runner) accepted() error {
+	if err := r.short.Load(); err != nil {
+		return *err
+	}
 	return nil
 }
 

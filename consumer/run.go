@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/unecho/unecho/brokers"
@@ -50,6 +51,8 @@ type RunOptions struct {
 	// shorter time than messages can come again: what comes later than that is
 	// handled again. The Observer is told (StepRetention), and so is Health.
 	AcceptShortRetention bool
+	// Control, if there is one, pauses this run and tells how it is.
+	Control *Control
 	// Observer is told what happens. Defaults to none.
 	Observer Observer
 }
@@ -97,6 +100,11 @@ func Run(ctx context.Context, src brokers.Source, h Handler, o *RunOptions) erro
 	if d, ok := src.(brokers.Demander); ok {
 		d.Demand(r.o.Concurrency)
 	}
+	detach, err := r.o.Control.attach(r)
+	if err != nil {
+		return errors.Join(err, src.Close())
+	}
+	defer detach()
 	if err := r.proveRetention(ctx); err != nil {
 		return errors.Join(err, src.Close())
 	}
@@ -124,7 +132,7 @@ func newRunner(src brokers.Source, h Handler, o *RunOptions) (*runner, error) {
 		return nil, errors.New("consumer: Run: RunOptions.DeadLetter is nil: say where messages go that cannot be handled, " +
 			"with consumer.DeadLetterTo(publisher, topic), or lose them with consumer.Discard")
 	}
-	r := &runner{src: src, h: h, o: *o, failures: newAttempts(), lanes: make(map[string]*lane), draining: make(chan struct{})}
+	r := &runner{src: src, h: h, o: *o, failures: newAttempts(), running: newRunning(), lanes: make(map[string]*lane), draining: make(chan struct{})}
 	r.defaults()
 	r.nacker, _ = src.(brokers.Nacker)
 	r.gate = newGate(r.o.Backoff)
@@ -160,7 +168,9 @@ type runner struct {
 	h      Handler
 	o      RunOptions
 
-	accepted error // a retention that is too short, and was accepted
+	short     atomic.Pointer[error] // a retention that is too short, and was accepted
+	running   *running
+	unsettled atomic.Int64 // deliveries that were received
 
 	gate     *gate
 	failures *attempts
@@ -190,7 +200,7 @@ func (r *runner) observed(ctx context.Context) context.Context {
 // cannot go on.
 func (r *runner) receive(ctx context.Context) error {
 	for {
-		if !r.gate.waitOpen(ctx) {
+		if !r.gate.waitOpen(ctx) || !r.o.Control.waitResumed(ctx) {
 			return ctx.Err()
 		}
 		select {
@@ -203,6 +213,7 @@ func (r *runner) receive(ctx context.Context) error {
 			return err
 		}
 		observe(ctx, Event{Step: StepReceive, Position: d.Message.Position, Attempt: d.Attempt})
+		r.unsettled.Add(1)
 		r.dispatch(d)
 	}
 }

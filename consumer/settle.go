@@ -16,7 +16,10 @@ const settleTimeout = 10 * time.Second
 // settle brings d to its end: one of ack, nack, return, or nothing when the
 // claim on it is lost.
 func (r *runner) settle(d *brokers.Delivery) {
-	defer func() { <-r.inFlight }()
+	defer func() {
+		r.unsettled.Add(-1)
+		<-r.inFlight
+	}()
 	j := &job{runner: r, d: d, failures: r.failures.get(d.Message.Position)}
 	settled := false
 	defer func() {
@@ -117,6 +120,8 @@ func (j *job) handle() (err error) {
 		ctx, cancel = context.WithTimeout(ctx, j.o.HandlerTimeout)
 		defer cancel()
 	}
+	j.running.begin(j)
+	defer j.running.end(j)
 	defer func() {
 		if v := recover(); v != nil {
 			err = &PanicError{Value: v, Stack: debug.Stack()}
@@ -133,7 +138,7 @@ func (j *job) report(err error) {
 		}
 		return
 	}
-	if after, first := j.gate.trip(); first {
+	if after, first := j.gate.trip(err); first {
 		observe(j.ctx, Event{Step: StepPause, Class: ClassUnavailable, Err: err, Wait: after})
 	}
 }
@@ -188,10 +193,7 @@ func (j *job) remember() {
 // bury hands the message to the dead letters, again and again until they have
 // it, and acknowledges it then. The handler does not run again meanwhile.
 func (j *job) bury(class Class, err error) (settled bool) {
-	f := &Failure{Message: j.d.Message, Class: class, Reason: string(class), Attempts: j.failures, Err: err}
-	if why := envelope.Reason(err); why != "" && class == ClassMalformed {
-		f.Reason = why
-	}
+	f := &Failure{Message: j.d.Message, Class: class, Reason: reason(class, err), Attempts: j.failures, Err: err}
 	for n := 1; ; n++ {
 		dead := j.deadLetter(f)
 		observe(j.ctx, Event{Step: StepDeadLetter, Position: j.d.Message.Position, Class: class, Attempt: j.failures, Err: dead})
@@ -204,6 +206,21 @@ func (j *job) bury(class Class, err error) (settled bool) {
 			return true
 		}
 	}
+}
+
+// reason is machine-readable: what is wrong with a malformed message, otherwise
+// the class.
+func reason(class Class, err error) string {
+	var payload *PayloadError
+	switch why := envelope.Reason(err); {
+	case errors.As(err, &payload):
+		return ReasonBadPayload
+	case errors.Is(err, ErrUnroutedType):
+		return ReasonUnrouted
+	case why != "" && class == ClassMalformed:
+		return why
+	}
+	return string(class)
 }
 
 // deadLetter calls the hook once, bounded and guarded as a handler is.

@@ -42,6 +42,24 @@ type Options struct {
 // envelope that names no event, and is otherwise what [dedupe.Store] Once
 // returns. Wrap panics if name is empty or st or h is nil.
 func Wrap[S any](name string, st dedupe.Store[S], h func(ctx context.Context, scope S, m *envelope.Message) error, o *Options) Handler {
+	if h == nil {
+		panic("consumer: Wrap: the handler is nil")
+	}
+	return WrapReply(name, st, func(ctx context.Context, scope S, m *envelope.Message) ([]byte, error) {
+		return nil, h(ctx, scope, m)
+	}, nil, o)
+}
+
+// WrapReply is [Wrap] for handlers with a reply, which is stored with the key:
+// h's at the first delivery, and the same bytes at every other one, are given to
+// reply before the delivery is acknowledged. An error of reply is as one of h,
+// but what h did is done: the redelivery is a duplicate, and reply is called
+// with the stored reply again. It must mind that it may be called more than
+// once. A nil reply stores replies and sends none.
+//
+// A conflict has no reply: reply is not called for it.
+func WrapReply[S any](name string, st dedupe.Store[S], h func(ctx context.Context, scope S, m *envelope.Message) ([]byte, error),
+	reply func(ctx context.Context, m *envelope.Message, r dedupe.Result) error, o *Options) Handler {
 	switch {
 	case name == "":
 		panic("consumer: Wrap: the name is empty; every consumer needs one of its own")
@@ -50,7 +68,7 @@ func Wrap[S any](name string, st dedupe.Store[S], h func(ctx context.Context, sc
 	case h == nil:
 		panic("consumer: Wrap: the handler is nil")
 	}
-	w := wrapped{name: name}
+	w := wrapped{name: name, reply: reply}
 	if o != nil {
 		w.Options = *o
 	}
@@ -65,7 +83,7 @@ func Wrap[S any](name string, st dedupe.Store[S], h func(ctx context.Context, sc
 	w.once = func(ctx context.Context, c dedupe.Claim, m *envelope.Message) (dedupe.Result, error) {
 		return st.Once(ctx, c, func(ctx context.Context, scope S) ([]byte, error) {
 			observe(ctx, Event{Step: StepHandle, Consumer: name, Position: m.Position})
-			return nil, h(ctx, scope, m)
+			return h(ctx, scope, m)
 		})
 	}
 	return &w
@@ -73,8 +91,9 @@ func Wrap[S any](name string, st dedupe.Store[S], h func(ctx context.Context, sc
 
 type wrapped struct {
 	Options
-	name string
-	once func(ctx context.Context, c dedupe.Claim, m *envelope.Message) (dedupe.Result, error)
+	name  string
+	reply func(ctx context.Context, m *envelope.Message, r dedupe.Result) error // may be nil
+	once  func(ctx context.Context, c dedupe.Claim, m *envelope.Message) (dedupe.Result, error)
 }
 
 // Handle implements [Handler].
@@ -90,6 +109,9 @@ func (w *wrapped) Handle(ctx context.Context, raw *envelope.Message) error {
 	res, err := w.once(ctx, claim, m)
 	observe(ctx, Event{Step: StepDecide, Consumer: w.name, Position: raw.Position, KeyHash: hash,
 		Outcome: res.Outcome, Err: err, Took: time.Since(start)})
+	if err == nil && w.reply != nil && res.Outcome != dedupe.Conflict {
+		return w.reply(ctx, m, res)
+	}
 	return err
 }
 

@@ -149,27 +149,17 @@ func (s *Source) live(d *brokers.Delivery) (handle, error) {
 	return h, nil
 }
 
-// Stuck is a message that keeps its partition's offset from moving.
-type Stuck struct {
-	Topic     string
-	Partition int
-	// Offset is that of the lowest delivery that is not settled.
-	Offset int64
-	// Behind is how many deliveries wait behind it, settled or not.
-	Behind int
-}
-
-// Stuck returns, for every partition whose window is full, what it waits for.
-func (s *Source) Stuck() []Stuck {
+// Stuck implements brokers.Stalling: it returns, for every partition whose window is full, what it waits for.
+func (s *Source) Stuck() []brokers.Stuck {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var out []Stuck
+	var out []brokers.Stuck
 	if s.gen == nil {
 		return nil
 	}
 	for _, p := range s.gen.parts {
 		if !p.room(&s.c) {
-			out = append(out, Stuck{Topic: p.topic, Partition: p.id, Offset: p.track.position(), Behind: len(p.track.open) - 1})
+			out = append(out, brokers.Stuck{Topic: p.topic, Partition: p.id, Offset: p.track.position(), Behind: len(p.track.open) - 1})
 		}
 	}
 	return out
