@@ -33,7 +33,7 @@ const (
 )
 
 // NewTxStore makes a [Store] of a driver: the state machine that all
-// transactional stores share. o may be nil. It panics if d is nil.
+// transactional stores share; it is a [Batcher] if d is a [BatchDriver]. o may be nil. It panics if d is nil.
 func NewTxStore[Tx any](d TxDriver[Tx], o *TxOptions) Store[Tx] {
 	if d == nil {
 		panic("dedupe: NewTxStore: the driver is nil")
@@ -48,6 +48,9 @@ func NewTxStore[Tx any](d TxDriver[Tx], o *TxOptions) Store[Tx] {
 		if o.CommitTimeout > 0 {
 			s.commitTimeout = o.CommitTimeout
 		}
+	}
+	if b, ok := d.(BatchDriver[Tx]); ok {
+		return &txBatchStore[Tx]{s, b}
 	}
 	return s
 }
@@ -197,9 +200,13 @@ func isContextError(err error) bool {
 // commit commits. What the server refuses is the handler's: a deferred
 // constraint speaks up only now.
 func (s *txStore[Tx]) commit(ctx context.Context, tx Tx, c Claim, reply []byte) error {
+	return s.committed(ctx, func(ctx context.Context) error { return s.driver.Commit(ctx, tx, c, reply) })
+}
+
+func (s *txStore[Tx]) committed(ctx context.Context, commit func(context.Context) error) error {
 	ctx, cancel := s.detach(ctx)
 	defer cancel()
-	err := s.driver.Commit(ctx, tx, c, reply)
+	err := commit(ctx)
 	switch {
 	case err == nil:
 		return nil

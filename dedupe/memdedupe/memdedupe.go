@@ -73,12 +73,22 @@ var ErrConflict = errors.New("memdedupe: the transaction lost against another on
 
 // Begin implements [dedupe.TxDriver].
 func (d *Driver) Begin(ctx context.Context, c dedupe.Claim) (*Tx, *dedupe.Record, error) {
+	tx, priors, err := d.BeginBatch(ctx, []dedupe.Claim{c})
+	if err != nil {
+		return nil, nil, err
+	}
+	return tx, priors[0], nil
+}
+
+// BeginBatch implements [dedupe.BatchDriver]. It takes all keys in one step, and
+// none while another transaction holds one of them.
+func (d *Driver) BeginBatch(ctx context.Context, claims []dedupe.Claim) (*Tx, []*dedupe.Record, error) {
 	deadline := time.NewTimer(d.wait)
 	defer deadline.Stop()
 	for {
-		tx, prior, busy := d.claim(c)
+		tx, priors, busy := d.claim(claims)
 		if busy == nil {
-			return tx, prior, nil
+			return tx, priors, nil
 		}
 		select {
 		case <-busy:
@@ -90,29 +100,46 @@ func (d *Driver) Begin(ctx context.Context, c dedupe.Claim) (*Tx, *dedupe.Record
 	}
 }
 
-// claim returns a transaction, or the record of a key that is done, or the
-// channel that is closed when the present holder ends.
-func (d *Driver) claim(c dedupe.Claim) (*Tx, *dedupe.Record, <-chan struct{}) {
+// claim returns a transaction, nil if all keys are done, and their records; or
+// the channel that is closed when the present holder of one of them ends.
+func (d *Driver) claim(claims []dedupe.Claim) (*Tx, []*dedupe.Record, <-chan struct{}) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.expire(time.Now())
-	s := d.slots[c.Key]
-	switch {
-	case s == nil:
-		s = &slot{key: c.Key, changed: make(chan struct{})}
-		d.slots[c.Key] = s
-		return &Tx{driver: d, slot: s, begun: time.Now()}, nil, nil
-	case s.record == nil:
-		return nil, nil, s.changed
+	priors := make([]*dedupe.Record, len(claims))
+	var free []dedupe.Key
+	for i, c := range claims {
+		switch s := d.slots[c.Key]; {
+		case s == nil:
+			free = append(free, c.Key)
+		case s.record == nil:
+			return nil, nil, s.changed
+		default:
+			prior := *s.record
+			prior.Reply = clone(prior.Reply)
+			priors[i] = &prior
+		}
 	}
-	prior := *s.record
-	prior.Reply = clone(prior.Reply)
-	return nil, &prior, nil
+	if len(free) == 0 {
+		return nil, priors, nil
+	}
+	tx := &Tx{driver: d, begun: time.Now()}
+	for _, k := range free {
+		s := &slot{key: k, changed: make(chan struct{})}
+		d.slots[k] = s
+		tx.slots = append(tx.slots, s)
+	}
+	return tx, priors, nil
 }
 
-// Commit implements [dedupe.TxDriver]: it runs what was staged, and nobody sees
-// the key as done before, or anything of it undone after.
-func (d *Driver) Commit(_ context.Context, tx *Tx, c dedupe.Claim, reply []byte) error {
+// Commit implements [dedupe.TxDriver].
+func (d *Driver) Commit(ctx context.Context, tx *Tx, c dedupe.Claim, reply []byte) error {
+	return d.CommitBatch(ctx, tx, []dedupe.Claim{c}, [][]byte{reply})
+}
+
+// CommitBatch implements [dedupe.BatchDriver]: it runs what was staged, and
+// nobody sees a key as done before, or anything of it undone after.
+func (d *Driver) CommitBatch(_ context.Context, tx *Tx, claims []dedupe.Claim, replies [][]byte) error {
 	staged, err := tx.end()
 	if err != nil {
 		return fmt.Errorf("memdedupe: %w: %w", dedupe.ErrScope, err)
@@ -122,11 +149,13 @@ func (d *Driver) Commit(_ context.Context, tx *Tx, c dedupe.Claim, reply []byte)
 	for _, apply := range staged {
 		apply()
 	}
-	s := tx.slot
-	s.record = &dedupe.Record{Fingerprint: c.Fingerprint, Fields: clone(c.Fields), Reply: clone(reply), DoneAt: time.Now()}
-	s.expires = tx.begun.Add(c.Retain)
-	d.expiry.push(s)
-	close(s.changed)
+	for i, s := range tx.slots { // in the order of the claims
+		c := claims[i]
+		s.record = &dedupe.Record{Fingerprint: c.Fingerprint, Fields: clone(c.Fields), Reply: clone(replies[i]), DoneAt: time.Now()}
+		s.expires = tx.begun.Add(c.Retain)
+		d.expiry.push(s)
+		close(s.changed)
+	}
 	return nil
 }
 
@@ -137,8 +166,10 @@ func (d *Driver) Rollback(_ context.Context, tx *Tx) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.slots, tx.slot.key)
-	close(tx.slot.changed)
+	for _, s := range tx.slots {
+		delete(d.slots, s.key)
+		close(s.changed)
+	}
 	return nil
 }
 

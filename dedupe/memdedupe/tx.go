@@ -12,7 +12,7 @@ import (
 // never. It is safe for concurrent use.
 type Tx struct {
 	driver *Driver
-	slot   *slot
+	slots  []*slot
 	begun  time.Time
 
 	mu     sync.Mutex

@@ -21,6 +21,16 @@ const (
 
 // Commit implements dedupe.TxDriver.
 func (d *driver) Commit(ctx context.Context, t pgx.Tx, c dedupe.Claim, reply []byte) error {
+	return d.end(ctx, t, func(b *pgx.Batch) {
+		if reply != nil {
+			b.Queue(d.sql.Reply, uuid(c.Key), reply)
+		}
+	})
+}
+
+// end commits what came back from the handler, with the replies that are queued
+// by it.
+func (d *driver) end(ctx context.Context, t pgx.Tx, replies func(*pgx.Batch)) error {
 	s := t.(*tx).s
 	if err := s.end(ctx); err != nil {
 		return fmt.Errorf("pgdedupe: %w: %w", dedupe.ErrScope, err)
@@ -30,7 +40,7 @@ func (d *driver) Commit(ctx context.Context, t pgx.Tx, c dedupe.Claim, reply []b
 		_ = d.giveBack(ctx, s)
 		return fmt.Errorf("pgdedupe: %w", err)
 	}
-	if err := d.commit(ctx, s, c, reply); err != nil {
+	if err := d.commit(ctx, s, replies); err != nil {
 		return fmt.Errorf("pgdedupe: %w", err)
 	}
 	return nil
@@ -68,15 +78,13 @@ func because(class error, what string, cause error) error {
 	return fmt.Errorf("%w: %s: %w", class, what, cause)
 }
 
-// commit sends, in one round trip, the guard, the reply and the commit. The
+// commit sends, in one round trip, the guard, the replies and the commit. The
 // guard is for a handler that has ended the transaction by the connection and
 // begun another: the server then skips what follows.
-func (d *driver) commit(ctx context.Context, s *session, c dedupe.Claim, reply []byte) error {
+func (d *driver) commit(ctx context.Context, s *session, replies func(*pgx.Batch)) error {
 	b := &pgx.Batch{}
 	b.Queue(d.sql.Guard, s.xid)
-	if reply != nil {
-		b.Queue(d.sql.Reply, uuid(c.Key), reply)
-	}
+	replies(b)
 	b.Queue("commit")
 	br := s.pgx.SendBatch(ctx, b)
 	var (

@@ -47,6 +47,8 @@ type pipeline struct {
 	explicit bool // with BEGIN and COMMIT
 }
 
+var _ dedupe.TxDriver[*pgx.Batch] = (*pipeline)(nil)
+
 // Begin implements dedupe.TxDriver: it only lends a batch.
 func (p *pipeline) Begin(context.Context, dedupe.Claim) (*pgx.Batch, *dedupe.Record, error) {
 	return &pgx.Batch{}, nil, nil

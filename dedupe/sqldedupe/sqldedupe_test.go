@@ -347,7 +347,8 @@ func TestOptionsCheck(t *testing.T) {
 		d sqldedupe.Dialect
 		o sqldedupe.Options
 	}{
-		{0, sqldedupe.Options{}}, {3, sqldedupe.Options{}},
+		{0, sqldedupe.Options{}}, {4, sqldedupe.Options{}},
+		{sqldedupe.MySQL, sqldedupe.Options{Schema: "a`b"}}, {sqldedupe.MySQL, sqldedupe.Options{Isolation: sql.LevelSnapshot}},
 		{sqldedupe.SQLite, sqldedupe.Options{Schema: `a"b`}},
 		{sqldedupe.SQLite, sqldedupe.Options{Isolation: sql.LevelReadCommitted}},
 		{sqldedupe.Postgres, sqldedupe.Options{Isolation: sql.LevelReadUncommitted}},

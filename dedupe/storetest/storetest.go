@@ -25,7 +25,7 @@ func Cases[S any]() []Case[S] {
 	var all []Case[S]
 	for _, group := range [...][]Case[S]{
 		basicCases[S](), keyCases[S](), failureCases[S](), concurrencyCases[S](),
-		misuseCases[S](), unknownCases[S](), retryCases[S](), conflictCases[S](), replyCases[S](), expiryCases[S](), adminCases[S](),
+		misuseCases[S](), unknownCases[S](), retryCases[S](), conflictCases[S](), replyCases[S](), expiryCases[S](), adminCases[S](), batchCases[S](),
 	} {
 		all = append(all, group...)
 	}

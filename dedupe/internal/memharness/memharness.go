@@ -148,12 +148,23 @@ func (d driver) Classify(err error) dedupe.Class {
 	return d.Driver.Classify(err)
 }
 
+func (d driver) BeginBatch(ctx context.Context, claims []dedupe.Claim) (*memdedupe.Tx, []*dedupe.Record, error) {
+	if d.h.broken.Load() {
+		return nil, nil, errBroken
+	}
+	return d.Driver.BeginBatch(ctx, claims)
+}
+
 func (d driver) Commit(ctx context.Context, tx *memdedupe.Tx, c dedupe.Claim, reply []byte) error {
+	return d.CommitBatch(ctx, tx, []dedupe.Claim{c}, [][]byte{reply})
+}
+
+func (d driver) CommitBatch(ctx context.Context, tx *memdedupe.Tx, claims []dedupe.Claim, replies [][]byte) error {
 	d.h.mu.Lock()
 	aborted, cut := d.h.aborted[tx], d.h.cut
 	d.h.cut = nil
 	d.h.mu.Unlock()
-	commit := func() error { return d.Driver.Commit(ctx, tx, c, reply) }
+	commit := func() error { return d.Driver.CommitBatch(ctx, tx, claims, replies) }
 	switch {
 	case aborted:
 		return errors.Join(dedupe.ErrScope, d.Rollback(ctx, tx))

@@ -40,6 +40,18 @@ type Statements struct {
 	// ClaimOrFail is Claim, but fails with UniqueViolation of KeyConstraint if
 	// the key was there, so that nothing behind it in a pipeline happens.
 	ClaimOrFail string
+	// ClaimEach inserts those of several keys that are not there. One row for
+	// each that is the transaction's own: key, and the transaction's id. It
+	// leaves lock_timeout changed: send LockBack behind it.
+	//
+	// Arguments: those of Claim, each but the fourth as an array; the keys in
+	// order.
+	ClaimEach string
+	// Winners reads the records of several keys: key, and what Winner reads.
+	// Argument: keys, as an array.
+	Winners string
+	// Replies stores several replies. Arguments: keys, replies, as arrays.
+	Replies string
 	// Winner reads the record of a key: fingerprint, fields, reply, done_at.
 	// Argument: key.
 	Winner string
@@ -105,6 +117,19 @@ on conflict (key) do nothing
 returning pg_current_xact_id()::text, {{lock_back}}`),
 		ClaimOrFail: fill(insert + `
 returning {{note_id}}, {{lock_back}}`),
+		// The bound is set once, before the first row: a subselect that refers
+		// to nothing is evaluated once. RETURNING must not put it back, or the
+		// second row would wait without it.
+		ClaimEach: fill(`insert into {{key}} (key, fingerprint, done_at, expires_at, tenant, consumer, source, id, fields)
+select k.key, k.fingerprint, now(), now() + k.retain * interval '1 microsecond', k.tenant, k.consumer, k.source, k.id, k.fields
+from unnest($1::uuid[], $2::bytea[], $3::bigint[], $5::text[], $6::text[], $7::text[], $8::text[], $9::bytea[])
+	as k (key, fingerprint, retain, tenant, consumer, source, id, fields)
+where (select {{lock_wait}})
+order by k.key
+on conflict (key) do nothing
+returning key::text, pg_current_xact_id()::text`),
+		Winners:   fill(`select key::text, fingerprint, fields, reply, done_at from {{key}} where key = any($1::uuid[])`),
+		Replies:   fill(`update {{key}} k set reply = r.reply from unnest($1::uuid[], $2::bytea[]) as r (key, reply) where k.key = r.key`),
 		Winner:    fill(`select fingerprint, fields, reply, done_at from {{key}} where key = $1::uuid`),
 		Reply:     fill(`update {{key}} set reply = $2::bytea where key = $1::uuid`),
 		Guard:     `select 1 / (pg_current_xact_id()::text = $1::text)::int`,
