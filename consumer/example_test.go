@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/unecho/unecho/brokers"
 	"github.com/unecho/unecho/brokers/membroker"
 	"github.com/unecho/unecho/consumer"
 	"github.com/unecho/unecho/dedupe"
@@ -249,4 +250,16 @@ func ExampleControl() {
 	})
 	// then: consumer.Run(ctx, src, h, &consumer.RunOptions{Control: control, DeadLetter: …})
 	// Output: consumer: not started
+}
+
+// Up to a hundred deliveries of one partition share a transaction; the handler
+// is the same.
+func ExampleBatch() {
+	run := func(ctx context.Context, src brokers.Source, h consumer.Handler) error {
+		return consumer.Run(ctx, src, h, &consumer.RunOptions{
+			Batch:      consumer.Batch{Max: 100, Wait: 5 * time.Millisecond},
+			DeadLetter: consumer.Discard,
+		})
+	}
+	_ = run
 }

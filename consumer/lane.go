@@ -1,29 +1,45 @@
 package consumer
 
-import "github.com/unecho/unecho/brokers"
+import (
+	"strconv"
+	"time"
+
+	"github.com/unecho/unecho/brokers"
+)
 
 // lane is the queue of deliveries that are handled one after the other. Its
 // length is bounded by MaxInFlight over all lanes, and by the source.
 type lane struct {
 	queue []*brokers.Delivery
+	more  chan struct{} // has one when something was queued
 }
 
 // dispatch gives d to its lane, and starts the lane's goroutine if it has
-// none. A delivery without a lane is a lane of its own.
+// none. A delivery without a lane is a lane of its own; in groups, those without
+// share as many lanes as there are workers, by turns.
 func (r *runner) dispatch(d *brokers.Delivery) {
-	if d.Lane == "" {
+	name := d.Lane
+	switch {
+	case name == "" && r.batch == nil:
 		r.wg.Go(func() { r.settle(d) })
 		return
+	case name == "":
+		r.turn = (r.turn + 1) % r.o.Concurrency
+		name = "\x00" + strconv.Itoa(r.turn) // no source has such a lane
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if l, ok := r.lanes[d.Lane]; ok {
+	if l, ok := r.lanes[name]; ok {
 		l.queue = append(l.queue, d)
+		select {
+		case l.more <- struct{}{}:
+		default:
+		}
 		return
 	}
-	l := &lane{queue: []*brokers.Delivery{d}}
-	r.lanes[d.Lane] = l
-	r.wg.Go(func() { r.work(d.Lane, l) })
+	l := &lane{queue: []*brokers.Delivery{d}, more: make(chan struct{}, 1)}
+	r.lanes[name] = l
+	r.wg.Go(func() { r.work(name, l) })
 }
 
 // work settles the deliveries of l in order, and ends when there are none: the
@@ -38,25 +54,59 @@ func (r *runner) work(name string, l *lane) {
 		}
 	}()
 	for {
-		d := r.next(name, l)
-		if d == nil {
+		if r.batch != nil {
+			r.fill(l)
+		}
+		ds := r.next(name, l)
+		switch len(ds) {
+		case 0:
 			done = true
 			return
+		case 1:
+			r.settle(ds[0])
+		default:
+			r.settleAll(ds)
 		}
-		r.settle(d)
 	}
 }
 
-// next takes the head of l, or takes l out and returns nil.
-func (r *runner) next(name string, l *lane) *brokers.Delivery {
+// fill waits until a group is full, as long as that may take.
+func (r *runner) fill(l *lane) {
+	if r.o.Batch.Wait <= 0 {
+		return
+	}
+	t := time.NewTimer(r.o.Batch.Wait)
+	defer t.Stop()
+	for {
+		r.mu.Lock()
+		n := len(l.queue)
+		r.mu.Unlock()
+		if n == 0 || n >= r.o.Batch.Max { // with none the lane ends, and the next delivery begins the wait
+			return
+		}
+		select {
+		case <-l.more:
+		case <-t.C:
+			return
+		case <-r.draining:
+			return
+		}
+	}
+}
+
+// next takes the head of l, or as much of it as makes a group, or takes l out
+// and returns none.
+func (r *runner) next(name string, l *lane) []*brokers.Delivery {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(l.queue) == 0 {
+	n := min(len(l.queue), max(1, r.o.Batch.Max))
+	if n == 0 {
 		delete(r.lanes, name)
 		return nil
 	}
-	d := l.queue[0]
-	l.queue[0] = nil
-	l.queue = l.queue[1:]
-	return d
+	ds := make([]*brokers.Delivery, n)
+	copy(ds, l.queue)
+	clear(l.queue[:n])
+	l.queue = l.queue[n:]
+	return ds
 }

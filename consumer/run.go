@@ -51,6 +51,8 @@ type RunOptions struct {
 	// shorter time than messages can come again: what comes later than that is
 	// handled again. The Observer is told (StepRetention), and so is Health.
 	AcceptShortRetention bool
+	// Batch, if it has a Max, commits in groups.
+	Batch Batch
 	// Control, if there is one, pauses this run and tells how it is.
 	Control *Control
 	// Observer is told what happens. Defaults to none.
@@ -138,7 +140,7 @@ func newRunner(src brokers.Source, h Handler, o *RunOptions) (*runner, error) {
 	r.gate = newGate(r.o.Backoff)
 	r.workers = make(chan struct{}, r.o.Concurrency)
 	r.inFlight = make(chan struct{}, r.o.MaxInFlight)
-	return r, nil
+	return r, r.checkBatch()
 }
 
 func (r *runner) defaults() {
@@ -168,6 +170,7 @@ type runner struct {
 	h      Handler
 	o      RunOptions
 
+	batch     batchHandler          // nil unless the run commits in groups
 	short     atomic.Pointer[error] // a retention that is too short, and was accepted
 	running   *running
 	unsettled atomic.Int64 // deliveries that were received
@@ -184,6 +187,7 @@ type runner struct {
 	wg    sync.WaitGroup // of lanes
 	mu    sync.Mutex
 	lanes map[string]*lane
+	turn  int // of the lanes of what has none; the receiver's alone
 }
 
 // observed makes the contexts: the caller's for receiving, and for handlers

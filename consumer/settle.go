@@ -16,22 +16,25 @@ const settleTimeout = 10 * time.Second
 // settle brings d to its end: one of ack, nack, return, or nothing when the
 // claim on it is lost.
 func (r *runner) settle(d *brokers.Delivery) {
-	defer func() {
-		r.unsettled.Add(-1)
-		<-r.inFlight
-	}()
-	j := &job{runner: r, d: d, failures: r.failures.get(d.Message.Position)}
+	j, end := r.begin(d)
+	defer end()
 	settled := false
 	defer func() {
 		if !settled { // the handler ended its goroutine
 			j.giveBack()
 		}
 	}()
+	j.run()
+	settled = true
+}
+
+// begin makes the job of a delivery. end is called when d is settled.
+func (r *runner) begin(d *brokers.Delivery) (j *job, end func()) {
+	j = &job{runner: r, d: d, failures: r.failures.get(d.Message.Position)}
 	ctx, cancel := context.WithCancelCause(r.base)
-	defer cancel(nil)
+	j.ctx = ctx
+	stop := make(chan struct{})
 	if d.Lost != nil {
-		stop := make(chan struct{})
-		defer close(stop)
 		go func() {
 			select {
 			case <-d.Lost:
@@ -40,8 +43,36 @@ func (r *runner) settle(d *brokers.Delivery) {
 			}
 		}()
 	}
-	j.ctx = ctx
-	j.run()
+	return j, func() {
+		close(stop)
+		cancel(nil)
+		r.unsettled.Add(-1)
+		<-r.inFlight
+	}
+}
+
+// settleAll is settle for deliveries of one lane that share a transaction. The
+// group's context ends when that of any of them does: what is committed for one
+// is committed for all.
+func (r *runner) settleAll(ds []*brokers.Delivery) {
+	ctx, cancel := context.WithCancelCause(r.base)
+	defer cancel(nil)
+	jobs := make([]*job, len(ds))
+	for i, d := range ds {
+		j, end := r.begin(d)
+		defer end()
+		defer context.AfterFunc(j.ctx, func() { cancel(context.Cause(j.ctx)) })()
+		jobs[i] = j
+	}
+	settled := false
+	defer func() {
+		if !settled { // a handler ended its goroutine
+			for _, j := range jobs {
+				j.giveBack()
+			}
+		}
+	}()
+	r.settleGroup(ctx, jobs)
 	settled = true
 }
 

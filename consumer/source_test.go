@@ -106,6 +106,11 @@ type bench struct {
 // start runs h in the test's bubble. o may be nil.
 func start(t *testing.T, src brokers.Source, o *RunOptions, h HandlerFunc) *bench {
 	t.Helper()
+	return startHandler(t, src, o, h)
+}
+
+func startHandler(t *testing.T, src brokers.Source, o *RunOptions, h Handler) *bench {
+	t.Helper()
 	b := &bench{t: t, done: make(chan error, 1)}
 	switch s := src.(type) {
 	case *scripted:

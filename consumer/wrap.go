@@ -86,13 +86,17 @@ func WrapReply[S any](name string, st dedupe.Store[S], h func(ctx context.Contex
 			return h(ctx, scope, m)
 		})
 	}
+	if b, ok := st.(dedupe.Batcher[S]); ok {
+		w.each = eachOf(name, b, h)
+	}
 	return &w
 }
 
 type wrapped struct {
 	Options
 	name  string
-	reply func(ctx context.Context, m *envelope.Message, r dedupe.Result) error // may be nil
+	each  func(ctx context.Context, claims []dedupe.Claim, ms []*envelope.Message) ([]dedupe.Answer, error) // nil if the store cannot
+	reply func(ctx context.Context, m *envelope.Message, r dedupe.Result) error                             // may be nil
 	once  func(ctx context.Context, c dedupe.Claim, m *envelope.Message) (dedupe.Result, error)
 }
 

@@ -24,12 +24,17 @@ const (
 // TestKafka and TestNATS run the whole way with real processes: business
 // transactions in PostgreSQL, the shipped relay, a real broker, a consumer.
 // Every fifth event is written twice, and both processes are killed at random.
-func TestKafka(t *testing.T) {
+func TestKafka(t *testing.T) { tormentKafka(t) }
+
+// TestKafkaGroups is TestKafka with a consumer that commits in groups.
+func TestKafkaGroups(t *testing.T) { tormentKafka(t, "WORKER_BATCH=50") }
+
+func tormentKafka(t *testing.T, worker ...string) {
 	brokers := testenv.Kafka(t)
 	topic := testenv.Topic(t, 6)
 	torment(t, topic,
 		[]string{"UNECHO_RELAY_BROKER=kafka", "UNECHO_RELAY_KAFKA_BROKERS=" + strings.Join(brokers, ",")},
-		[]string{"WORKER_KAFKA=" + strings.Join(brokers, ","), "WORKER_TOPIC=" + topic},
+		append(worker, "WORKER_KAFKA="+strings.Join(brokers, ","), "WORKER_TOPIC="+topic),
 		func() bool { return kafkaLag(t, brokers, topic, 6) == 0 })
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -45,8 +46,10 @@ func run(ctx context.Context) error {
 	}
 	defer done()
 	h := consumer.Wrap("e2e", pgdedupe.NewStore(pool, nil), apply, nil)
+	size, _ := strconv.Atoi(os.Getenv("WORKER_BATCH")) // none is one by one
 	fmt.Println("worker runs")
-	return consumer.Run(ctx, src, h, &consumer.RunOptions{DeadLetter: refuse, Concurrency: 8, Observer: consumer.ObserverFunc(report)})
+	return consumer.Run(ctx, src, h, &consumer.RunOptions{DeadLetter: refuse, Concurrency: 8, Batch: consumer.Batch{Max: size, Wait: 5 * time.Millisecond},
+		Observer: consumer.ObserverFunc(report)})
 }
 
 // refuse lets nothing pass as a dead letter: there is none in this test.
