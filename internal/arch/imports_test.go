@@ -25,18 +25,19 @@ var core = map[string][]string{
 
 // adapters says what of this module every other public package may import.
 var adapters = map[string][]string{
-	"brokers/kafkabroker": {"envelope", "brokers", "brokers/internal/receive"},
-	"brokers/natsbroker":  {"envelope", "brokers", "brokers/internal/receive"},
-	"brokers/membroker":   {"envelope", "brokers", "brokers/internal/receive"},
-	"brokers/brokertest":  {"envelope", "brokers"},
-	"dedupe/pgdedupe":     {"dedupe", "dedupe/internal/pgkeys", "dedupe/internal/prune", "internal/migrate", "internal/migrate/pgxmigrate"},
-	"dedupe/sqldedupe":    {"dedupe", "dedupe/internal/pgkeys", "dedupe/internal/prune", "internal/migrate"},
-	"dedupe/redisdedupe":  {"dedupe"},
-	"dedupe/memdedupe":    {"dedupe"},
-	"dedupe/storetest":    {"dedupe"},
-	"outbox/pgoutbox":     {"envelope", "brokers", "outbox", "outbox/internal/rows", "internal/migrate", "internal/migrate/pgxmigrate"},
-	"outbox/sqloutbox":    {"envelope", "brokers", "outbox", "outbox/internal/rows", "internal/migrate"},
-	"outbox/outboxtest":   {"envelope", "brokers", "outbox"},
+	"brokers/kafkabroker":   {"envelope", "brokers", "brokers/internal/receive"},
+	"brokers/natsbroker":    {"envelope", "brokers", "brokers/internal/receive"},
+	"brokers/membroker":     {"envelope", "brokers", "brokers/internal/receive"},
+	"brokers/brokertest":    {"envelope", "brokers"},
+	"dedupe/pgdedupe":       {"dedupe", "dedupe/internal/pgkeys", "dedupe/internal/prune", "internal/migrate", "internal/migrate/pgxmigrate"},
+	"dedupe/sqldedupe":      {"dedupe", "dedupe/internal/pgkeys", "dedupe/internal/prune", "internal/migrate"},
+	"dedupe/redisdedupe":    {"dedupe"},
+	"dedupe/memdedupe":      {"dedupe"},
+	"dedupe/storetest":      {"dedupe"},
+	"consumer/consumerotel": {"envelope", "brokers", "dedupe", "consumer"},
+	"outbox/pgoutbox":       {"envelope", "brokers", "outbox", "outbox/internal/rows", "internal/migrate", "internal/migrate/pgxmigrate"},
+	"outbox/sqloutbox":      {"envelope", "brokers", "outbox", "outbox/internal/rows", "internal/migrate"},
+	"outbox/outboxtest":     {"envelope", "brokers", "outbox"},
 }
 
 func TestCoreImportsStandardLibraryOnly(t *testing.T) {
