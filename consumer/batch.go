@@ -68,6 +68,38 @@ func eachOf[S any](name string, b dedupe.Batcher[S], h func(ctx context.Context,
 	}
 }
 
+// WrapBatch is [Wrap] for handlers that take several events at once, such as by one
+// statement for all of them: h gets the events of a group that are new, in the
+// order of their lane and each once, and works in their common transaction. Run
+// it with RunOptions.Batch; alone, h gets one event at a time. It panics as Wrap
+// does, and if st is no dedupe.Batcher.
+//
+// When h fails, nobody knows whose fault it is: the group is divided until the
+// culprit is alone (see [Batch]), and what came before it is committed.
+func WrapBatch[S any](name string, st dedupe.Store[S], h func(ctx context.Context, scope S, ms []*envelope.Message) error, o *Options) Handler {
+	b, ok := st.(dedupe.Batcher[S])
+	switch {
+	case h == nil:
+		panic("consumer: WrapBatch: the handler is nil")
+	case st != nil && !ok:
+		panic("consumer: WrapBatch: the store is no dedupe.Batcher: it cannot claim several keys in one transaction")
+	}
+	w := WrapReply(name, st, func(ctx context.Context, scope S, m *envelope.Message) ([]byte, error) {
+		return nil, h(ctx, scope, []*envelope.Message{m})
+	}, nil, o).(*wrapped)
+	w.each = func(ctx context.Context, claims []dedupe.Claim, ms []*envelope.Message) ([]dedupe.Answer, error) {
+		return b.OnceEach(ctx, claims, func(ctx context.Context, scope S, fresh []int) ([][]byte, error) {
+			some := make([]*envelope.Message, len(fresh))
+			for n, i := range fresh {
+				some[n] = ms[i]
+				observe(ctx, Event{Step: StepHandle, Consumer: name, Position: ms[i].Position})
+			}
+			return nil, h(ctx, scope, some)
+		})
+	}
+	return w
+}
+
 // batches implements batchHandler.
 func (w *wrapped) batches() bool { return w.each != nil }
 

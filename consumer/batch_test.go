@@ -391,3 +391,59 @@ func TestBatchRefusesWhatCannot(t *testing.T) {
 		}
 	}
 }
+
+// A set-based handler gets what is new, in order and each once; what it fails on
+// is isolated by halves; and its effects are those of one by one.
+func TestWrapBatch(t *testing.T) {
+	for _, poison := range []string{"", "0", "5", "15"} {
+		bubble(t, func(t *testing.T) {
+			src := newScripted()
+			for i := range 20 {
+				src.event(t, "l", fmt.Sprint("p", i), fmt.Sprint(i%16)) // the last four are copies
+			}
+			d := &counting{Driver: memdedupe.NewDriver(nil)}
+			var mu sync.Mutex
+			var effects []string
+			var sizes []int
+			h := WrapBatch("c", dedupe.NewTxStore(d, nil), func(_ context.Context, tx *memdedupe.Tx, ms []*envelope.Message) error {
+				mu.Lock()
+				sizes = append(sizes, len(ms))
+				mu.Unlock()
+				for _, m := range ms {
+					if m.ID == poison {
+						return errBoom
+					}
+				}
+				return tx.OnCommit(func() {
+					mu.Lock()
+					defer mu.Unlock()
+					for _, m := range ms {
+						effects = append(effects, m.ID)
+					}
+				})
+			}, nil)
+			b := startHandler(t, src, &RunOptions{Batch: Batch{Max: 20, Wait: time.Second}, MaxAttempts: 2}, h)
+			time.Sleep(time.Hour)
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if want := slices.DeleteFunc(ids(16), func(id string) bool { return id == poison }); !slices.Equal(effects, want) {
+				t.Errorf("poison %q: effects %q", poison, effects)
+			}
+			if sizes[0] != 16 || poison == "" && len(sizes) != 1 {
+				t.Errorf("poison %q: the handler got %v events", poison, sizes)
+			}
+			b.expect(acks(20)...)
+			if dead := len(b.dead); (poison == "") != (dead == 0) {
+				t.Errorf("poison %q: %d dead letters", poison, dead)
+			}
+			b.stop()
+		})
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("a store that cannot claim several keys is accepted")
+		}
+	}()
+	WrapBatch("c", memdedupe.NewLeaseStore(nil), func(context.Context, *dedupe.Lease, []*envelope.Message) error { return nil }, nil)
+}

@@ -263,3 +263,21 @@ func ExampleBatch() {
 	}
 	_ = run
 }
+
+// A handler that takes all events of a group at once.
+func ExampleWrapBatch() {
+	h := consumer.WrapBatch("billing", memdedupe.NewStore(nil), func(_ context.Context, _ *memdedupe.Tx, ms []*envelope.Message) error {
+		for _, m := range ms { // such as one insert of many rows
+			fmt.Println("billed", m.ID)
+		}
+		return nil
+	}, &consumer.Options{Extractor: envelope.FromHeader("order-id", "/shop")})
+	m := &envelope.Message{Topic: "orders", Header: envelope.Header{{Name: "order-id", Value: []byte("42")}}}
+	for range 2 {
+		fmt.Println(h.Handle(context.Background(), m))
+	}
+	// Output:
+	// billed 42
+	// <nil>
+	// <nil>
+}
