@@ -34,6 +34,7 @@ var adapters = map[string][]string{
 	"dedupe/redisdedupe":    {"dedupe"},
 	"dedupe/memdedupe":      {"dedupe"},
 	"dedupe/storetest":      {"dedupe"},
+	"consumer/consumertest": {"envelope", "brokers", "dedupe", "consumer"},
 	"consumer/consumerotel": {"envelope", "brokers", "dedupe", "consumer"},
 	"outbox/pgoutbox":       {"envelope", "brokers", "outbox", "outbox/internal/rows", "internal/migrate", "internal/migrate/pgxmigrate"},
 	"outbox/sqloutbox":      {"envelope", "brokers", "outbox", "outbox/internal/rows", "internal/migrate"},
