@@ -63,7 +63,7 @@ func (b *bench) read(t *testing.T) map[string]float64 {
 	add := func(name string, set attribute.Set, v float64) {
 		var labels []string
 		for _, kv := range set.ToSlice() {
-			labels = append(labels, string(kv.Key)+"="+kv.Value.Emit())
+			labels = append(labels, string(kv.Key)+"="+kv.Value.String())
 		}
 		slices.Sort(labels)
 		points[name+"{"+strings.Join(labels, ",")+"}"] = v

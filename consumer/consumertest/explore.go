@@ -49,6 +49,8 @@ func Boundaries() []Boundary {
 // errEnd is the end of a process.
 var errEnd = errors.New("consumertest: the process ends here")
 
+var errPassed = errors.New("the boundary was not met: is it a duplicate of another event?")
+
 // Explore runs a handler over events, in order, and then again and again: each
 // time the process ends at one boundary of one event, and everything is delivered
 // again. It fails tb, naming the place, where the state in the end is not that of
@@ -108,7 +110,7 @@ func interrupted[S any](tb testing.TB, w World[S], events []*envelope.Message, n
 		case i < nth && err != nil:
 			return "", fmt.Errorf("event %d: %w", i, err)
 		case i == nth && !errors.Is(err, errEnd):
-			return "", fmt.Errorf("event %d: %v came to the boundary, want that it ends there: is it a duplicate of another event?", i, err)
+			return "", fmt.Errorf("event %d: %w", i, errors.Join(errPassed, err))
 		}
 	}
 	again := consumer.Wrap("explore", w.Store, w.Handler, w.Options)
