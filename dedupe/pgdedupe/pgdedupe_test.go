@@ -366,6 +366,7 @@ func TestPrune(t *testing.T) {
 }
 
 func TestOptionsCheck(t *testing.T) {
+	pool := testenv.Pool(t, 1)
 	for _, o := range []*pgdedupe.Options{{Schema: `a"b`}, {Schema: strings.Repeat("x", 64)}, {Isolation: pgx.ReadUncommitted}, {Isolation: "x; drop"}} {
 		if o.Check() == nil {
 			t.Errorf("Check(%+v) = nil", o)
@@ -376,7 +377,7 @@ func TestOptionsCheck(t *testing.T) {
 					t.Errorf("NewStore with %+v does not panic", o)
 				}
 			}()
-			pgdedupe.NewStore(testenv.Pool(t, 1), o)
+			pgdedupe.NewStore(pool, o)
 		}()
 	}
 	if err := (*pgdedupe.Options)(nil).Check(); err != nil {

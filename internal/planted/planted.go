@@ -9,9 +9,12 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/unecho/unecho/internal/testenv"
 )
 
 // patience bounds one run against a broken implementation. A case that hangs
@@ -30,6 +33,9 @@ func Caught(t *testing.T, name string, runs ...func(tb testing.TB)) {
 		if !r.run(run) {
 			t.Fatalf("PLANTED %s: a case neither passed nor failed within %v", name, patience)
 		}
+		if r.missing != "" {
+			t.Skip(r.missing)
+		}
 		if r.Failed() {
 			t.Logf("PLANTED %s caught: %s", name, r.first())
 			return
@@ -47,6 +53,7 @@ type recorder struct {
 	messages []string
 	cleanups []func()
 	dirs     int
+	missing  string // the service for which a case was skipped
 }
 
 // run reports whether f ended. Cleanups run in any case.
@@ -119,10 +126,20 @@ func (r *recorder) TempDir() string {
 	return dir
 }
 
-// A case that is skipped has seen nothing.
-func (r *recorder) Skip(...any)          { runtime.Goexit() }
-func (r *recorder) Skipf(string, ...any) { runtime.Goexit() }
-func (r *recorder) SkipNow()             { runtime.Goexit() }
+// A case that is skipped has seen nothing. If that is for want of a service, the
+// whole is: without it, nothing is shown about the bug.
+func (r *recorder) Skip(args ...any)                 { r.skip(fmt.Sprint(args...)) }
+func (r *recorder) Skipf(format string, args ...any) { r.skip(fmt.Sprintf(format, args...)) }
+func (r *recorder) SkipNow()                         { r.skip("") }
+
+func (r *recorder) skip(why string) {
+	r.mu.Lock()
+	if strings.Contains(why, testenv.NeedsServices) {
+		r.missing = why
+	}
+	r.mu.Unlock()
+	runtime.Goexit()
+}
 
 func (r *recorder) Context() context.Context          { return r.TB.Context() }
 func (r *recorder) Helper()                           {}

@@ -23,6 +23,9 @@ import (
 	"github.com/segmentio/kafka-go"
 )
 
+// NeedsServices is why a test is skipped where there are none.
+const NeedsServices = "this test needs `make services`"
+
 // Require is the variable that makes a missing service a failure instead of a
 // skipped test.
 const Require = "UNECHO_REQUIRE_SERVICES"
@@ -72,7 +75,7 @@ func Get(t testing.TB, name string) string {
 		t.Fatalf("%s is not set and services are required: run `make services`", name)
 	}
 	if v == "" {
-		t.Skipf("%s is not set: this test needs `make services`", name)
+		t.Skipf("%s is not set: %s", name, NeedsServices)
 	}
 	return v
 }
