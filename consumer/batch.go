@@ -57,7 +57,7 @@ func eachOf[S any](name string, b dedupe.Batcher[S], h func(ctx context.Context,
 			replies := make([][]byte, len(fresh))
 			for n, i := range fresh {
 				observe(ctx, Event{Step: StepHandle, Consumer: name, Position: ms[i].Position})
-				reply, err := h(ctx, scope, ms[i])
+				reply, err := h(withKey(ctx, claims[i].Key), scope, ms[i])
 				if err != nil {
 					return nil, &memberError{i, err}
 				}

@@ -281,3 +281,21 @@ func ExampleWrapBatch() {
 	// <nil>
 	// <nil>
 }
+
+// An event that a handler writes has the same id at every run, and says what
+// caused it.
+func ExampleCaused() {
+	h := consumer.Wrap("billing", memdedupe.NewStore(nil), func(ctx context.Context, _ *memdedupe.Tx, m *envelope.Message) error {
+		out, err := consumer.Caused(ctx, m, &envelope.Message{Source: "/billing", Type: "invoice.made", Topic: "invoices"}, 0)
+		if err != nil {
+			return err
+		}
+		fmt.Println(out.ID, out.Extensions["causationid"]) // then: outbox.Writer.Write(ctx, tx, out)
+		return nil
+	}, &consumer.Options{Extractor: envelope.FromHeader("order-id", "/shop")})
+	m := &envelope.Message{Topic: "orders", Header: envelope.Header{{Name: "order-id", Value: []byte("42")}}}
+	fmt.Println(h.Handle(context.Background(), m))
+	// Output:
+	// 7753a063-2b7b-880a-80f1-4f3073125c63 42
+	// <nil>
+}

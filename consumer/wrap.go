@@ -83,7 +83,7 @@ func WrapReply[S any](name string, st dedupe.Store[S], h func(ctx context.Contex
 	w.once = func(ctx context.Context, c dedupe.Claim, m *envelope.Message) (dedupe.Result, error) {
 		return st.Once(ctx, c, func(ctx context.Context, scope S) ([]byte, error) {
 			observe(ctx, Event{Step: StepHandle, Consumer: name, Position: m.Position})
-			return h(ctx, scope, m)
+			return h(withKey(ctx, c.Key), scope, m)
 		})
 	}
 	if b, ok := st.(dedupe.Batcher[S]); ok {
