@@ -17,7 +17,7 @@ test: services vet
 
 ## quick: what needs no services; says what it skipped
 quick:
-	@set -o pipefail; go test -short -v ./... | grep -E '^(ok|FAIL|panic)|--- FAIL|^ +[a-z_]+\.go:[0-9]+: UNECHO_' | \
+	@set -o pipefail; go test -short -p 1 -v ./... | grep -E '^(ok|FAIL|panic)|--- FAIL|^ +[a-z_]+\.go:[0-9]+: UNECHO_' | \
 		sed -E 's/^ +[a-z_]+\.go:[0-9]+: (.*)/skipped for want of a service: \1/' | sort | uniq -c | sed -E 's/^ *1 (ok|FAIL)/\1/'
 
 vet:
