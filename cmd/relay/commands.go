@@ -41,7 +41,7 @@ func rootCommand(environ []string) *cobra.Command {
 	root.AddCommand(
 		&cobra.Command{Use: "run", Short: "Publish until SIGTERM; a second one ends at once", Args: noArgs,
 			RunE: with(func(cmd *cobra.Command, c *config, _ []string) error { return run(cmd.Context(), c, cmd.ErrOrStderr()) })},
-		migrateCommand(with), parkedCommand(with),
+		migrateCommand(with), parkedCommand(with), keysCommand(with),
 		&cobra.Command{Use: "version", Short: "Print the version", Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), version())
 			return err

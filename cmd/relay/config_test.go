@@ -275,7 +275,7 @@ func TestHelpListsEverything(t *testing.T) {
 			t.Errorf("--help does not tell of %s", s.key)
 		}
 	}
-	for _, want := range []string{"run ", "migrate ", "parked ", "version ", "--config", envPrefix + "CONFIG", "Exit codes"} {
+	for _, want := range []string{"run ", "migrate ", "parked ", "keys ", "version ", "--config", envPrefix + "CONFIG", "Exit codes"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("--help does not tell of %q", want)
 		}
@@ -296,6 +296,15 @@ func TestCommandLine(t *testing.T) {
 		{"parked drop x", 2, `"x"`},
 		{"parked list --limit 0", 2, "--limit"},
 		{"migrate now", 2, "now"},
+		{"keys", 2, "which command"},
+		{"keys release", 2, "at least one key"},
+		{"keys forget x", 2, `"x"`},
+		{"keys show", 2, "--consumer and --id"},
+		{"keys show a b", 2, "one key"},
+		{"keys list", 2, "--state, or --in-conflict"},
+		{"keys list --state lost", 2, `"lost"`},
+		{"keys list --state done --in-conflict", 2, "--state, or --in-conflict"},
+		{"keys list --help", 0, ""},
 		{"version", 0, ""},
 		{"--version", 0, ""},
 		{"parked list --help", 0, ""},
