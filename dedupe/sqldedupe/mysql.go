@@ -180,7 +180,7 @@ func (m *mysql) Commit(ctx context.Context, s *scope, c dedupe.Claim, reply []by
 		if err := m.fit(ctx, s, ready); err != nil {
 			return unfit(err, s.tx.Rollback())
 		}
-		return m.commit(ctx, s, c, reply)
+		return commit(ctx, m, s, c, reply, func(err error) bool { return refused(mysqlCode(err)) })
 	})
 	if err != nil {
 		return fmt.Errorf("sqldedupe: %w", err)
@@ -203,34 +203,9 @@ func (m *mysql) fit(ctx context.Context, s *scope, ready func() bool) error {
 	return err
 }
 
-func (m *mysql) commit(ctx context.Context, s *scope, c dedupe.Claim, reply []byte) error {
-	if reply != nil {
-		if _, err := m.replyIn(ctx, s.tx, c.Key, reply); err != nil {
-			return errors.Join(err, ignoreDone(s.tx.Rollback()))
-		}
-	}
-	err := s.tx.Commit()
-	if err == nil || refused(mysqlCode(err)) {
-		return err
-	}
-	s.discard()
-	return fmt.Errorf("%w: %w", dedupe.ErrUnknownOutcome, err)
-}
-
 // Rollback implements dedupe.TxDriver.
 func (m *mysql) Rollback(ctx context.Context, s *scope) error {
-	err := s.finish(ctx, func(ready func() bool) error {
-		err := s.tx.Rollback()
-		ready()
-		if errors.Is(err, sql.ErrTxDone) {
-			return fmt.Errorf("%w: it ended the transaction", dedupe.ErrScope)
-		}
-		return err
-	})
-	if ignoreDone(err) == nil { // Commit was here
-		return nil
-	}
-	return fmt.Errorf("sqldedupe: rollback: %w", err)
+	return rolledBack(s.finish(ctx, func(ready func() bool) error { return rollback(s, ready) }))
 }
 
 // replyIn implements claimsIn.

@@ -133,7 +133,7 @@ func (p *postgres) Commit(ctx context.Context, s *scope, c dedupe.Claim, reply [
 		if err := p.fit(ctx, s, ready); err != nil {
 			return unfit(err, s.tx.Rollback())
 		}
-		return p.commit(ctx, s, c, reply)
+		return commit(ctx, p, s, c, reply, func(err error) bool { return pgkeys.Refused(sqlState(err)) })
 	})
 	if err != nil {
 		return fmt.Errorf("sqldedupe: %w", err)
@@ -161,54 +161,9 @@ func (p *postgres) fit(ctx context.Context, s *scope, ready func() bool) error {
 	return nil
 }
 
-// unfit tells a transaction that the handler has left in a state where nothing
-// can be sent, such as with rows open, from a connection that is lost: there,
-// the rollback fails too.
-func unfit(err, rollback error) error {
-	switch {
-	case errors.Is(err, dedupe.ErrScope):
-		return err
-	case ignoreDone(rollback) != nil:
-		return fmt.Errorf("%w: the connection was lost before the commit: %w", dedupe.ErrUnavailable, errors.Join(err, rollback))
-	}
-	return fmt.Errorf("%w: it left the transaction in use: %w", dedupe.ErrScope, err)
-}
-
-func (p *postgres) commit(ctx context.Context, s *scope, c dedupe.Claim, reply []byte) error {
-	if reply != nil {
-		if _, err := p.replyIn(ctx, s.tx, c.Key, reply); err != nil {
-			return errors.Join(err, ignoreDone(s.tx.Rollback()))
-		}
-	}
-	err := s.tx.Commit()
-	if err == nil || pgkeys.Refused(sqlState(err)) {
-		return err
-	}
-	s.discard()
-	return fmt.Errorf("%w: %w", dedupe.ErrUnknownOutcome, err)
-}
-
-func ignoreDone(err error) error {
-	if errors.Is(err, sql.ErrTxDone) {
-		return nil
-	}
-	return err
-}
-
 // Rollback implements dedupe.TxDriver.
 func (p *postgres) Rollback(ctx context.Context, s *scope) error {
-	err := s.finish(ctx, func(ready func() bool) error {
-		err := s.tx.Rollback()
-		ready()
-		if errors.Is(err, sql.ErrTxDone) {
-			return fmt.Errorf("%w: it ended the transaction", dedupe.ErrScope)
-		}
-		return err
-	})
-	if ignoreDone(err) == nil { // Commit was here
-		return nil
-	}
-	return fmt.Errorf("sqldedupe: rollback: %w", err)
+	return rolledBack(s.finish(ctx, func(ready func() bool) error { return rollback(s, ready) }))
 }
 
 // Conflict implements dedupe.TxDriver.

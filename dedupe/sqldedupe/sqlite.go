@@ -175,7 +175,7 @@ func (l *sqlite) Commit(ctx context.Context, s *scope, c dedupe.Claim, reply []b
 		defer func() { <-l.writer }()
 		err := l.fit(ctx, s, ready)
 		if err == nil {
-			return l.commit(ctx, s, c, reply)
+			return commit(ctx, l, s, c, reply, keptOut)
 		}
 		_ = s.tx.Rollback()
 		return err
@@ -199,39 +199,18 @@ func (l *sqlite) fit(ctx context.Context, s *scope, ready func() bool) error {
 	return err
 }
 
-func (l *sqlite) commit(ctx context.Context, s *scope, c dedupe.Claim, reply []byte) error {
-	if reply != nil {
-		if _, err := l.replyIn(ctx, s.tx, c.Key, reply); err != nil {
-			return errors.Join(err, ignoreDone(s.tx.Rollback()))
-		}
-	}
-	err := s.tx.Commit()
-	if err == nil || isBusy(err) || sqliteCode(err) == sqliteConstraint {
-		return err // a reader was in the way, or a deferred foreign key: the driver has rolled back
-	}
-	s.discard()
-	return fmt.Errorf("%w: %w", dedupe.ErrUnknownOutcome, err)
-}
-
 // Rollback implements dedupe.TxDriver. SQLite ends a transaction by itself at
 // some errors, so there may be none to roll back any more.
 func (l *sqlite) Rollback(ctx context.Context, s *scope) error {
 	err := s.finish(ctx, func(ready func() bool) error {
 		defer func() { <-l.writer }()
-		err := s.tx.Rollback()
-		ready()
-		switch {
-		case errors.Is(err, sql.ErrTxDone):
-			return fmt.Errorf("%w: it ended the transaction", dedupe.ErrScope)
-		case sqliteCode(err) == sqliteError:
+		err := rollback(s, ready)
+		if sqliteCode(err) == sqliteError {
 			return nil
 		}
 		return err
 	})
-	if ignoreDone(err) == nil { // Commit was here
-		return nil
-	}
-	return fmt.Errorf("sqldedupe: rollback: %w", err)
+	return rolledBack(err)
 }
 
 // replyIn implements claimsIn.
@@ -277,6 +256,11 @@ func sqliteCode(err error) int {
 	}
 	return 0
 }
+
+// keptOut reports whether an error in answer to a commit says that there was
+// none, and that the driver has rolled back: a reader was in the way, or a
+// deferred foreign key.
+func keptOut(err error) bool { return isBusy(err) || sqliteCode(err) == sqliteConstraint }
 
 func isBusy(err error) bool {
 	code := sqliteCode(err)
