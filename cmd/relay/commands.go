@@ -189,28 +189,35 @@ func connect(ctx context.Context, c *config) (*pgxpool.Pool, error) {
 	return pool, nil
 }
 
-// hint adds what to do to an error about the version of the tables.
-func hint(err error) error {
+// hint adds the command to run to an error about the version of the tables.
+func hint(err error, command string) error {
 	if errors.Is(err, migrate.ErrOld) {
-		return fmt.Errorf("%w: run `relay migrate`", err)
+		return fmt.Errorf("%w: run `%s`", err, command)
 	}
 	return err
 }
 
-// parker runs f on the store.
-func parker(f func(cmd *cobra.Command, p outbox.Parker, args []string) error) func(*cobra.Command, *config, []string) error {
+// onPool runs f on a pool of the configured database.
+func onPool(f func(cmd *cobra.Command, pool *pgxpool.Pool, c *config, args []string) error) func(*cobra.Command, *config, []string) error {
 	return func(cmd *cobra.Command, c *config, args []string) error {
 		pool, err := connect(cmd.Context(), c)
 		if err != nil {
 			return err
 		}
 		defer pool.Close()
+		return f(cmd, pool, c, args)
+	}
+}
+
+// parker runs f on the store.
+func parker(f func(cmd *cobra.Command, p outbox.Parker, args []string) error) func(*cobra.Command, *config, []string) error {
+	return onPool(func(cmd *cobra.Command, pool *pgxpool.Pool, c *config, args []string) error {
 		o := &pgoutbox.Options{Schema: c.Database.Schema}
 		if err := pgoutbox.Validate(cmd.Context(), pool, o); err != nil {
-			return hint(err)
+			return hint(err, "relay migrate")
 		}
 		return f(cmd, pgoutbox.NewStore(pool, o), args)
-	}
+	})
 }
 
 func parkedCommand(with withConfig) *cobra.Command {

@@ -33,26 +33,13 @@ func keysCommand(with withConfig) *cobra.Command {
 
 // keyStore runs f on the pool of a database whose tables are right.
 func keyStore(f func(cmd *cobra.Command, pool *pgxpool.Pool, o *pgdedupe.Options, args []string) error) func(*cobra.Command, *config, []string) error {
-	return func(cmd *cobra.Command, c *config, args []string) error {
-		pool, err := connect(cmd.Context(), c)
-		if err != nil {
-			return err
-		}
-		defer pool.Close()
+	return onPool(func(cmd *cobra.Command, pool *pgxpool.Pool, c *config, args []string) error {
 		o := &pgdedupe.Options{Schema: c.Database.Schema}
 		if err := pgdedupe.Validate(cmd.Context(), pool, o); err != nil {
-			return keysHint(err)
+			return hint(err, "relay migrate dedupe")
 		}
 		return f(cmd, pool, o, args)
-	}
-}
-
-// keysHint is hint for the tables of the keys.
-func keysHint(err error) error {
-	if hinted := hint(err); hinted != err { //nolint:errorlint // whether it is the same value
-		return fmt.Errorf("%w dedupe", hinted)
-	}
-	return err
+	})
 }
 
 func admin(f func(cmd *cobra.Command, a dedupe.Admin, args []string) error) func(*cobra.Command, *config, []string) error {

@@ -55,7 +55,7 @@ func ready(ctx context.Context, log *slog.Logger, pool *pgxpool.Pool, o *pgoutbo
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		err := pgoutbox.Validate(ctx, pool, o)
 		if errors.Is(err, migrate.ErrOld) || errors.Is(err, migrate.ErrNew) {
-			return struct{}{}, backoff.Permanent(hint(err))
+			return struct{}{}, backoff.Permanent(hint(err, "relay migrate"))
 		}
 		if err != nil {
 			log.Warn("the database is not ready", "error", err)
