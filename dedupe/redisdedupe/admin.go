@@ -106,16 +106,18 @@ func (a *admin) Release(ctx context.Context, id dedupe.KeyID) error {
 	return fmt.Errorf("redisdedupe: release: %w: it is %v, only one that is unknown or parked can be released", dedupe.ErrWrongState, e.State)
 }
 
-// Evict implements dedupe.Admin.
+// Evict implements dedupe.Admin. The deletes are one transaction.
 func (a *admin) Evict(ctx context.Context, id dedupe.KeyID) error {
-	n, err := a.client.Del(ctx, a.name(id)).Result()
-	if err == nil {
-		err = a.client.Del(ctx, a.conflicts(id)).Err()
-	}
+	var key *redis.IntCmd
+	_, err := a.client.TxPipelined(ctx, func(p redis.Pipeliner) error {
+		key = p.Del(ctx, a.name(id))
+		p.Del(ctx, a.conflicts(id))
+		return nil
+	})
 	switch {
 	case err != nil:
 		return fmt.Errorf("redisdedupe: evict: %w", err)
-	case n == 0:
+	case key.Val() == 0:
 		return fmt.Errorf("redisdedupe: %w: %v", dedupe.ErrNotFound, id)
 	}
 	return nil
