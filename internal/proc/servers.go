@@ -164,15 +164,18 @@ func startPostgres(t testing.TB, as []string, data string) *Server {
 		return Start(t, nil, as[0], append(as[1:], filepath.Join(bin, "postgres"), "-D", data, "-p", strconv.Itoa(port),
 			"-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "max_prepared_transactions=5", "-c", "max_connections=100")...)
 	}
-	s.probe = func(ctx context.Context) error {
-		conn, err := pgx.Connect(ctx, s.URL)
-		if err != nil {
-			return err
-		}
-		return conn.Close(ctx)
-	}
+	s.probe = s.probePostgres
 	s.Restart()
 	return s
+}
+
+// probePostgres reports whether what speaks PostgreSQL's protocol at URL serves.
+func (s *Server) probePostgres(ctx context.Context) error {
+	conn, err := pgx.Connect(ctx, s.URL)
+	if err != nil {
+		return err
+	}
+	return conn.Close(ctx)
 }
 
 // postgresUser returns the words in front of a command that make it run as an
@@ -222,13 +225,7 @@ ignore_startup_parameters=extra_float_digits
 	u.Host = s.Addr
 	s.URL = u.String()
 	s.start = func() *Process { return Start(t, nil, as[0], append(as[1:], program, ini)...) }
-	s.probe = func(ctx context.Context) error {
-		conn, err := pgx.Connect(ctx, s.URL)
-		if err != nil {
-			return err
-		}
-		return conn.Close(ctx)
-	}
+	s.probe = s.probePostgres
 	s.Restart()
 	return s
 }
