@@ -57,17 +57,7 @@ type leaseAnswer struct {
 
 // leaseModel is the step in the form that porcupine takes.
 func leaseModel() porcupine.Model {
-	nm := porcupine.NondeterministicModel{
-		Init: func() []any { return []any{leaseState{s: 'n'}} },
-		Step: func(st, in, out any) []any {
-			var next []any
-			for _, s := range leaseStep(st.(leaseState), in.(leaseOp), out.(leaseAnswer)) {
-				next = append(next, s)
-			}
-			return next
-		},
-	}
-	return nm.ToModel()
+	return stepModel(leaseState{s: 'n'}, leaseStep)
 }
 
 // leaseStep returns what a key may be after an operation; nothing if the answer

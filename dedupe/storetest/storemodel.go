@@ -65,11 +65,17 @@ func onceStep(s onceState, in onceOp, out onceAnswer) []onceState {
 }
 
 func onceModel() porcupine.Model {
+	return stepModel(onceState{}, onceStep)
+}
+
+// stepModel is a step from one state to those that an answer leaves possible, in
+// the form that porcupine takes.
+func stepModel[S, I, O any](first S, step func(S, I, O) []S) porcupine.Model {
 	nm := porcupine.NondeterministicModel{
-		Init: func() []any { return []any{onceState{}} },
-		Step: func(st, in, out any) []any {
+		Init: func() []any { return []any{first} },
+		Step: func(state, in, out any) []any {
 			var next []any
-			for _, s := range onceStep(st.(onceState), in.(onceOp), out.(onceAnswer)) {
+			for _, s := range step(state.(S), in.(I), out.(O)) {
 				next = append(next, s)
 			}
 			return next
