@@ -45,8 +45,10 @@ conformance: services
 ## linear: 600 histories of concurrent clients, lost answers and expiries on each store, checked for linearizability, and
 ## long random sequences by the same model
 linear: services
-	set -o pipefail; UNECHO_REQUIRE_SERVICES=1 UNECHO_HISTORIES=600 go test -count=1 -v -timeout 30m -run 'Linear|Script' ./internal/linear | grep -E 'LINEAR|^ *---|^(ok|FAIL)|history|differs'
-	UNECHO_REQUIRE_SERVICES=1 go test -count=1 -timeout 30m -run Machine ./internal/linear -rapid.checks=300 -rapid.steps=40 -rapid.nofailfile
+	@set -o pipefail; UNECHO_REQUIRE_SERVICES=1 UNECHO_HISTORIES=600 go test -count=1 -v -timeout 30m -run 'Linear|Script' ./internal/linear >.services/linear.log 2>&1; status=$$?; \
+	if [ $$status = 0 ]; then grep -E 'LINEAR|^ *---|^ok' .services/linear.log; else cat .services/linear.log; fi; \
+	UNECHO_REQUIRE_SERVICES=1 go test -count=1 -timeout 30m -run Machine ./internal/linear -rapid.checks=300 -rapid.steps=40 -rapid.nofailfile || status=1; \
+	exit $$status
 
 ## walk: print the way of one message through relay, broker and handler
 walk:

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -107,16 +106,24 @@ func (a *admin) Release(ctx context.Context, id dedupe.KeyID) error {
 func (a *admin) Evict(ctx context.Context, id dedupe.KeyID) error {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
-	b := &pgx.Batch{}
 	var n int64
-	for _, statement := range a.sql.Evict {
-		b.Queue(statement, idOf(id)).Exec(func(tag pgconn.CommandTag) error {
-			n += tag.RowsAffected()
-			return nil
-		})
-	}
-	b.Queue(a.sql.Settle, idOf(id))
-	switch err := a.pool.SendBatch(ctx, b).Close(); {
+	err := pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) error {
+		for _, step := range a.sql.Evict {
+			var args []any
+			if step.Key {
+				args = []any{idOf(id)}
+			}
+			tag, err := tx.Exec(ctx, step.Text, args...)
+			if err != nil {
+				return err
+			}
+			if step.Counts {
+				n += tag.RowsAffected()
+			}
+		}
+		return nil
+	})
+	switch {
 	case err != nil:
 		return fmt.Errorf("pgdedupe: evict: %w", err)
 	case n == 0:

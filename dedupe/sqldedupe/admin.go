@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -53,9 +52,8 @@ type look interface {
 	list(f dedupe.Filter) (statement string, after dedupe.KeyID, err error)
 	// release frees an unknown or parked lease; "" if there are none.
 	release() string
-	// evict are statements that, with settle, leave nothing of a key, with an
-	// id as their argument.
-	evict() []string
+	// evict are the steps of one transaction that leave nothing of a key.
+	evict() []pgkeys.Step
 	counts() string
 	scanEntry(scan func(...any) error) (dedupe.Entry, error)
 	scanConflict(scan func(...any) error) (dedupe.ConflictRecord, error)
@@ -123,7 +121,7 @@ func query[T any](ctx context.Context, a *admin, scan func(func(...any) error) (
 // Release implements dedupe.Admin.
 func (a *admin) Release(ctx context.Context, id dedupe.KeyID) error {
 	if statement := a.look.release(); statement != "" {
-		n, err := a.change(ctx, id, []string{statement})
+		n, err := a.change(ctx, id, only(statement))
 		if err != nil {
 			return fmt.Errorf("sqldedupe: release: %w", err)
 		}
@@ -140,7 +138,7 @@ func (a *admin) Release(ctx context.Context, id dedupe.KeyID) error {
 
 // Evict implements dedupe.Admin.
 func (a *admin) Evict(ctx context.Context, id dedupe.KeyID) error {
-	switch n, err := a.change(ctx, id, a.look.evict(), a.look.settle()); {
+	switch n, err := a.change(ctx, id, a.look.evict()); {
 	case err != nil:
 		return fmt.Errorf("sqldedupe: evict: %w", err)
 	case n == 0:
@@ -151,15 +149,20 @@ func (a *admin) Evict(ctx context.Context, id dedupe.KeyID) error {
 
 // Settle implements dedupe.Admin.
 func (a *admin) Settle(ctx context.Context, id dedupe.KeyID) error {
-	if _, err := a.change(ctx, id, nil, a.look.settle()); err != nil {
+	if _, err := a.change(ctx, id, only(a.look.settle())); err != nil {
 		return fmt.Errorf("sqldedupe: settle: %w", err)
 	}
 	return nil
 }
 
-// change runs statements on a key in one transaction, counts the rows of the
-// first ones, and not those of what goes with them.
-func (a *admin) change(ctx context.Context, id dedupe.KeyID, statements []string, with ...string) (total int64, err error) {
+// only is a transaction of one statement on a key.
+func only(statement string) []pgkeys.Step {
+	return []pgkeys.Step{{Text: statement, Key: true, Counts: true}}
+}
+
+// change does the steps of one transaction, and returns the rows of those that
+// count.
+func (a *admin) change(ctx context.Context, id dedupe.KeyID, steps []pgkeys.Step) (total int64, err error) {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
 	tx, err := a.db.BeginTx(ctx, nil)
@@ -167,18 +170,23 @@ func (a *admin) change(ctx context.Context, id dedupe.KeyID, statements []string
 		return 0, err
 	}
 	defer func() { _ = tx.Rollback() }() // after the commit it does nothing
-	for i, statement := range slices.Concat(statements, with) {
-		res, err := tx.ExecContext(ctx, statement, a.look.id(id))
+	for _, step := range steps {
+		var args []any
+		if step.Key {
+			args = []any{a.look.id(id)}
+		}
+		res, err := tx.ExecContext(ctx, step.Text, args...)
 		if err != nil {
 			return 0, err
+		}
+		if !step.Counts {
+			continue
 		}
 		n, err := res.RowsAffected()
 		if err != nil {
 			return 0, err
 		}
-		if i < len(statements) {
-			total += n
-		}
+		total += n
 	}
 	return total, tx.Commit()
 }
@@ -207,7 +215,7 @@ func (l postgresLook) find() string         { return l.sql.Find }
 func (l postgresLook) conflicts() string    { return l.sql.Conflicts }
 func (l postgresLook) settle() string       { return l.sql.Settle }
 func (l postgresLook) release() string      { return l.sql.Release }
-func (l postgresLook) evict() []string      { return l.sql.Evict }
+func (l postgresLook) evict() []pgkeys.Step { return l.sql.Evict }
 func (l postgresLook) counts() string       { return l.sql.Counts }
 
 func (l postgresLook) list(f dedupe.Filter) (string, dedupe.KeyID, error) { return l.sql.List(f) }
@@ -255,8 +263,12 @@ func (l keysLook) find() string         { return l.findSQL }
 func (l keysLook) conflicts() string    { return l.conflictsSQL }
 func (l keysLook) settle() string       { return l.settleSQL }
 func (keysLook) release() string        { return "" }
-func (l keysLook) evict() []string      { return []string{l.evictSQL} }
-func (l keysLook) counts() string       { return l.countsSQL }
+
+func (l keysLook) evict() []pgkeys.Step {
+	return []pgkeys.Step{{Text: l.evictSQL, Key: true, Counts: true}, {Text: l.settleSQL, Key: true}}
+}
+
+func (l keysLook) counts() string { return l.countsSQL }
 
 func (l keysLook) list(f dedupe.Filter) (statement string, after dedupe.KeyID, err error) {
 	after, err = pgkeys.After(f)

@@ -124,10 +124,9 @@ func leaseAcquire(s leaseState, in leaseOp, out leaseAnswer) []leaseState {
 	same := in.content == s.content
 	switch {
 	case out.answer == 'g' && s.s == 'h' && s.owner == in.owner && same:
-		if n, ok := s.again(out); ok {
-			return n
-		}
-		return s.grant(in, out)
+		// Without the answer nobody knows whether the claim still ran, and was
+		// answered as before, or had run out and was made anew.
+		return append(s.again(out), s.grant(in, out)...)
 	case out.answer == 'g':
 		return s.grant(in, out)
 	case out.answer == 'd' && out.content == s.content && out.reply == s.reply && out.done == (s.s == 'd') && (s.s == 'd' || s.open() && !same),
@@ -140,18 +139,18 @@ func leaseAcquire(s leaseState, in leaseOp, out leaseAnswer) []leaseState {
 
 // again: the same claim is answered as before, or for the first time if the
 // answer was lost.
-func (s leaseState) again(out leaseAnswer) ([]leaseState, bool) {
+func (s leaseState) again(out leaseAnswer) []leaseState {
 	if s.token != out.token && s.token != -1 && out.token != -1 {
-		return nil, false
+		return nil
 	}
 	if out.token != -1 && (out.attempt != s.attempt || out.unknown != s.unknown || s.token == -1 && out.token <= s.max) {
-		return nil, false
+		return nil
 	}
 	if s.token == -1 {
 		s.token = out.token
 		s.max = max(s.max, out.token)
 	}
-	return []leaseState{s}, true
+	return []leaseState{s}
 }
 
 // grant makes the key the caller's, if it is free.

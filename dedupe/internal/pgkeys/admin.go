@@ -19,15 +19,27 @@ type AdminStatements struct {
 	lists map[dedupe.State]string
 	// Release makes an unknown or parked lease free. Argument: key.
 	Release string
-	// Evict are the deletes that, with Settle, leave nothing of a key.
-	// Argument: key.
-	Evict []string
+	// Evict are the steps of one transaction that leave nothing of a key. It
+	// locks the leases before it deletes one: that waits for the claims that
+	// are being made, and lets none begin. Without it the tokens of a key could
+	// fall: claim A draws token 5 and is not scheduled; claim B inserts the key
+	// with 6; the key is evicted; A finds no row and inserts with 5. The lock is
+	// taken last, for while it waits no other claim is made.
+	Evict []Step
 	// Conflicts reads the conflicts of a key, see ScanConflict. Argument: key.
 	Conflicts string
 	// Settle deletes the conflicts of a key. Argument: key.
 	Settle string
 	// Counts reads one row, in the order of the fields of dedupe.Counts.
 	Counts string
+}
+
+// Step is a statement of a transaction.
+type Step struct {
+	Text string
+	Key  bool // its argument is the key; without, it has none
+	// Counts says that its rows are among those that the caller asked for.
+	Counts bool
 }
 
 // unknownLease is what a lease is of which nobody knows what came.
@@ -69,17 +81,21 @@ select ` + leaseEntry + ` from {{lease}} e where key in (select key from met) or
 		lists[state] = fill(`select ` + leaseEntry + ` from {{lease}} e where state <> 'd' and key > $1::uuid and ` + condition + ` order by e.key limit $2::bigint`)
 		counts[state] = `(select count(*) from (select from {{lease}} where state <> 'd' and ` + condition + ` limit ` + strconv.Itoa(dedupe.CountCap) + `) as n)`
 	}
+	settle := fill(`delete from {{conflict}} where key = $1::uuid`)
 	return AdminStatements{
 		Find: fill(`select ` + leaseEntry + ` from {{lease}} e where key = $1::uuid union all
 select ` + keyEntry + ` from {{key}} e where key = $1::uuid limit 1`),
 		lists:   lists,
 		Release: fill(`update {{lease}} set state = 'f', unknown = false where key = $1::uuid and (state = 'p' or ` + unknownLease + `)`),
-		Evict: []string{
-			fill(`delete from {{key}} where key = $1::uuid`), fill(`delete from {{lease}} where key = $1::uuid`),
+		Evict: []Step{
+			{Text: fill(`delete from {{key}} where key = $1::uuid`), Key: true, Counts: true},
+			{Text: settle, Key: true},
+			{Text: fill(`lock table {{lease}} in share row exclusive mode`)},
+			{Text: fill(`delete from {{lease}} where key = $1::uuid`), Key: true, Counts: true},
 		},
 		Conflicts: fill(`select tenant, consumer, source, id, fingerprint, first_fingerprint, reason, fields, seen_at
 from {{conflict}} where key = $1::uuid order by seen_at, fingerprint`),
-		Settle: fill(`delete from {{conflict}} where key = $1::uuid`),
+		Settle: settle,
 		Counts: fill(`select (select sum(reltuples)::bigint from pg_class where oid in ('{{keyname}}'::regclass, '{{leasename}}'::regclass) having min(reltuples) >= 0),
 	` + counts[dedupe.StateRunning] + `, ` + counts[dedupe.StateFree] + `, ` + counts[dedupe.StateUnknown] + `, ` + counts[dedupe.StateParked] + `,
 	(select count(*) from (select from {{conflict}} limit ` + strconv.Itoa(dedupe.CountCap) + `) as n)`),

@@ -35,9 +35,12 @@ func NewLease(s *migrate.Set) LeaseStatements {
 	const now = "clock_timestamp()"
 	const ours = ` where key = $1::uuid and owner = $2::text and token = $3::bigint`
 	return LeaseStatements{
+		// The update draws a token of its own. The one in the values is drawn
+		// before the row is locked: while this claim waits for the row, others
+		// may come and go with higher ones.
 		Acquire: fill(`insert into {{lease}} as l (key, state, owner, token, attempt, unknown, lease_until, fingerprint, tenant, consumer, source, id, fields)
 values ($1::uuid, 'r', $3::text, nextval('{{token}}'), 1, false, ` + now + ` + $4::bigint * interval '1 microsecond', $2::bytea, $5::text, $6::text, $7::text, $8::text, $9::bytea)
-on conflict (key) do update set state = 'r', owner = excluded.owner, token = excluded.token, attempt = l.attempt + 1,
+on conflict (key) do update set state = 'r', owner = excluded.owner, token = nextval('{{token}}'), attempt = l.attempt + 1,
 	unknown = l.state = 'r' or l.unknown, lease_until = excluded.lease_until, fingerprint = excluded.fingerprint, fields = excluded.fields
 	where l.state = 'f' and (not l.unknown or l.fingerprint = excluded.fingerprint)
 		or l.state = 'r' and l.lease_until <= ` + now + ` and l.fingerprint = excluded.fingerprint
