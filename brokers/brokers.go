@@ -17,8 +17,9 @@ type Delivery struct {
 	// Message is the message as it was on the wire, never nil.
 	Message *envelope.Message
 	// Lane is the unit of order. Deliveries with an equal, non-empty Lane are
-	// handed to the handler one after the other, in the order of Receive.
-	// Empty means that nothing is promised about order.
+	// received in their order, and by default handled one after the other. They
+	// may be settled in any order. Empty means that nothing is promised about
+	// order.
 	Lane string
 	// Attempt counts the deliveries of this message as the broker does, from
 	// 1; 0 when the broker does not count (Kafka). It includes deliveries

@@ -14,8 +14,9 @@
 //     attempts, so none of them ends as a dead letter.
 //   - A message is acknowledged as a dead letter only after the hook has
 //     returned nil, and the handler does not run while the hook is tried again.
-//   - Deliveries of one lane are handled one after the other, in the order of
-//     their receipt, retries included.
+//   - Deliveries of one lane, or with OrderByKey those of one lane and key, are
+//     handled one after the other, in the order of their receipt, retries
+//     included.
 //   - A handler's context does not end when Run's does, but when the grace is
 //     over, its time-out passes, or the claim on its delivery is lost.
 //   - Nothing is received while the store is known to be out of reach.

@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"strconv"
 	"time"
 
 	"github.com/unecho/unecho/brokers"
@@ -15,17 +14,12 @@ type lane struct {
 }
 
 // dispatch gives d to its lane, and starts the lane's goroutine if it has
-// none. A delivery without a lane is a lane of its own; in groups, those without
-// share as many lanes as there are workers, by turns.
+// none.
 func (r *runner) dispatch(d *brokers.Delivery) {
-	name := d.Lane
-	switch {
-	case name == "" && r.batch == nil:
+	name := r.laneOf(d)
+	if name == "" {
 		r.wg.Go(func() { r.settle(d) })
 		return
-	case name == "":
-		r.turn = (r.turn + 1) % r.o.Concurrency
-		name = "\x00" + strconv.Itoa(r.turn) // no source has such a lane
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -18,9 +18,11 @@ type RunOptions struct {
 	// Mandatory, because every default would either lose such a message or
 	// let it block what is behind it. See DeadLetterTo and Discard.
 	DeadLetter DeadLetter
-	// Concurrency is how many handlers run at once. Deliveries of one lane
-	// (a Kafka partition) never do. Defaults to 16.
+	// Concurrency is how many handlers run at once. Defaults to 16.
 	Concurrency int
+	// Order says what is handled one after the other. Defaults to the deliveries
+	// of a lane (a Kafka partition).
+	Order Order
 	// MaxInFlight is how many deliveries may be received and not settled,
 	// beside the source's own bound. Defaults to 4096, at least Concurrency.
 	MaxInFlight int
@@ -187,7 +189,7 @@ type runner struct {
 	wg    sync.WaitGroup // of lanes
 	mu    sync.Mutex
 	lanes map[string]*lane
-	turn  int // of the lanes of what has none; the receiver's alone
+	turn  int // of the lanes of what has no order; the receiver's alone
 }
 
 // observed makes the contexts: the caller's for receiving, and for handlers

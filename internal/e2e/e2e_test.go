@@ -29,6 +29,11 @@ func TestKafka(t *testing.T) { tormentKafka(t) }
 // TestKafkaGroups is TestKafka with a consumer that commits in groups.
 func TestKafkaGroups(t *testing.T) { tormentKafka(t, "WORKER_BATCH=50") }
 
+// TestKafkaKeys is the same with the keys of a partition handled at once: the
+// order of a customer's events is kept, and offsets are committed past none
+// that is not done.
+func TestKafkaKeys(t *testing.T) { tormentKafka(t, "WORKER_ORDER=key") }
+
 func tormentKafka(t *testing.T, worker ...string) {
 	brokers := testenv.Kafka(t)
 	topic := testenv.Topic(t, 6)

@@ -47,8 +47,12 @@ func run(ctx context.Context) error {
 	defer done()
 	h := consumer.Wrap("e2e", pgdedupe.NewStore(pool, nil), apply, nil)
 	size, _ := strconv.Atoi(os.Getenv("WORKER_BATCH")) // none is one by one
+	order := consumer.OrderByLane
+	if os.Getenv("WORKER_ORDER") == "key" {
+		order = consumer.OrderByKey
+	}
 	fmt.Println("worker runs")
-	return consumer.Run(ctx, src, h, &consumer.RunOptions{DeadLetter: refuse, Concurrency: 8, Batch: consumer.Batch{Max: size, Wait: 5 * time.Millisecond},
+	return consumer.Run(ctx, src, h, &consumer.RunOptions{DeadLetter: refuse, Concurrency: 8, Order: order, Batch: consumer.Batch{Max: size, Wait: 5 * time.Millisecond},
 		Observer: consumer.ObserverFunc(report)})
 }
 
