@@ -504,3 +504,27 @@ func TestRunRefusesToStart(t *testing.T) {
 		}
 	}
 }
+
+// A message whose key another one holds comes back when the lease ends, however
+// long its back-off has become.
+func TestComesBackWhenTheLeaseEnds(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		src, began := newScripted(), time.Now()
+		const lease = 31 * time.Second // behind the 8th try, at about 20 s
+		var ended time.Duration
+		b := start(t, src, nil, func(context.Context, *envelope.Message) error {
+			if left := lease - time.Since(began); left > 0 {
+				return fmt.Errorf("wrapped: %w", &dedupe.HeldError{Left: left})
+			}
+			ended = time.Since(began)
+			return nil
+		})
+		src.deliver("l", "p0")
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if ended < lease || ended > lease+10*time.Millisecond {
+			t.Errorf("handled after %v, the lease ended after %v", ended, lease)
+		}
+		b.stop()
+	})
+}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/unecho/unecho/brokers"
+	"github.com/unecho/unecho/dedupe"
 	"github.com/unecho/unecho/envelope"
 )
 
@@ -194,7 +195,18 @@ func (j *job) judge(err error) (settled bool) {
 		return false // the gate makes it wait
 	}
 	j.delays++
-	return j.again(class, err, j.o.Backoff.after(j.delays))
+	return j.again(class, err, untilFree(err, j.o.Backoff.after(j.delays)))
+}
+
+// untilFree shortens a wait for a key that another one holds under a lease, so
+// that it ends with the lease. It is not made longer: the other one may be done
+// any moment.
+func untilFree(err error, after time.Duration) time.Duration {
+	var held *dedupe.HeldError
+	if errors.As(err, &held) {
+		return min(after, held.Left+dedupe.LeastLifetime)
+	}
+	return after
 }
 
 // again has d tried again after a while: by the broker where it can wait and

@@ -61,7 +61,7 @@ type Grant struct {
 type LeaseDriver interface {
 	// Acquire claims c.Key for d. It returns a grant; or the record of a key
 	// that is done; or an error that matches ErrInProgress, if another owner's
-	// lease has not run out, or ErrParked.
+	// lease has not run out, and is a *HeldError; or ErrParked.
 	//
 	// A key that is claimed, unknown or parked with another fingerprint is not
 	// granted: what came of the first content must be known before another
@@ -101,6 +101,20 @@ func CheckLifetimes(lifetimes ...time.Duration) error {
 // did after that moment was not ours to do. The delivery must not be
 // acknowledged; it comes again and meets the new owner, or its result.
 var ErrLeaseLost = errors.New("dedupe: the lease is lost")
+
+// HeldError is an [ErrInProgress] that knows for how long another owner's lease
+// goes on, unless it is extended, or given up before.
+type HeldError struct {
+	Left time.Duration // by the store's clock when it answered; not negative
+}
+
+// Error says for how long.
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("%v, under a lease of another %v", ErrInProgress, e.Left.Round(time.Millisecond))
+}
+
+// Unwrap returns ErrInProgress.
+func (*HeldError) Unwrap() error { return ErrInProgress }
 
 // ErrParked: an earlier owner of the key has vanished, and the policy is to let
 // a person find out what came of it, by [Admin]. Park the delivery; claiming

@@ -60,7 +60,7 @@ func (d *LeaseDriver) Acquire(_ context.Context, c dedupe.Claim, owner string, l
 	case l.parked:
 		return dedupe.Grant{}, nil, dedupe.ErrParked
 	case now.Before(l.until):
-		return dedupe.Grant{}, nil, dedupe.ErrInProgress
+		return dedupe.Grant{}, nil, &dedupe.HeldError{Left: l.until.Sub(now)}
 	}
 	d.token++
 	next := &leased{owner: owner, until: now.Add(lease)}

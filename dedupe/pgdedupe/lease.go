@@ -98,7 +98,8 @@ func (l *leaseDriver) holder(ctx context.Context, c dedupe.Claim, owner string) 
 	var fp []byte
 	var r dedupe.Record
 	var doneAt *time.Time
-	err := l.d.pool.QueryRow(ctx, l.sql.Holder, uuid(c.Key)).Scan(&state, &has, &g.Token, &g.Attempt, &g.Unknown, &fp, &r.Fields, &r.Reply, &doneAt)
+	var left int64
+	err := l.d.pool.QueryRow(ctx, l.sql.Holder, uuid(c.Key)).Scan(&state, &has, &g.Token, &g.Attempt, &g.Unknown, &fp, &r.Fields, &r.Reply, &doneAt, &left)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return dedupe.Grant{}, nil, errGivenUp
@@ -122,7 +123,7 @@ func (l *leaseDriver) holder(ctx context.Context, c dedupe.Claim, owner string) 
 	case state == "f":
 		return dedupe.Grant{}, nil, errGivenUp
 	}
-	return dedupe.Grant{}, nil, dedupe.ErrInProgress
+	return dedupe.Grant{}, nil, &dedupe.HeldError{Left: time.Duration(left) * time.Microsecond}
 }
 
 // Extend implements dedupe.LeaseDriver.

@@ -107,7 +107,11 @@ func (d *Driver) Acquire(ctx context.Context, c dedupe.Claim, owner string, leas
 		r, err := record(answer)
 		return dedupe.Grant{}, r, err
 	case len(answer) == 2 && answer[0] == "busy":
-		return dedupe.Grant{}, nil, fmt.Errorf("%w: for another %s ms", dedupe.ErrInProgress, answer[1])
+		left, err := strconv.ParseInt(answer[1], 10, 64)
+		if err != nil {
+			return dedupe.Grant{}, nil, fmt.Errorf("%w: the script says for %q ms", dedupe.ErrInProgress, answer[1])
+		}
+		return dedupe.Grant{}, nil, &dedupe.HeldError{Left: time.Duration(left) * time.Millisecond}
 	case len(answer) == 1 && answer[0] == "parked":
 		return dedupe.Grant{}, nil, dedupe.ErrParked
 	}

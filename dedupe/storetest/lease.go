@@ -137,8 +137,10 @@ func leaseReply(tb testing.TB, h LeaseHarness) {
 func leaseHeld(tb testing.TB, h LeaseHarness) {
 	d, c := h.Driver(), leaseClaim("1")
 	granted(tb, d, c, "a", longLease)
-	if _, _, err := d.Acquire(tb.Context(), c, "b", longLease); !errors.Is(err, dedupe.ErrInProgress) {
-		tb.Errorf("acquire of a held key: %v, want ErrInProgress", err)
+	var held *dedupe.HeldError
+	_, _, err := d.Acquire(tb.Context(), c, "b", longLease)
+	if !errors.Is(err, dedupe.ErrInProgress) || !errors.As(err, &held) || held.Left <= longLease-time.Minute || held.Left > longLease {
+		tb.Errorf("acquire of a held key: %v, want ErrInProgress that knows how much of %v is left", err, longLease)
 	}
 }
 

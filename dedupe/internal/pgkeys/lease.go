@@ -16,7 +16,8 @@ type LeaseStatements struct {
 	// One row: token, attempt, unknown. No row: see Holder.
 	Acquire string
 	// Holder reads who has the key: state, owner, token, attempt, unknown,
-	// fingerprint, fields, reply, done_at. Argument: key.
+	// fingerprint, fields, reply, done_at, microseconds that are left of the
+	// lease. Argument: key.
 	Holder string
 	// Extend, Complete and Release change the row of a claim that is still the
 	// caller's; no row: it is not. Arguments: key, owner, token, and lease in
@@ -45,7 +46,8 @@ on conflict (key) do update set state = 'r', owner = excluded.owner, token = nex
 	where l.state = 'f' and (not l.unknown or l.fingerprint = excluded.fingerprint)
 		or l.state = 'r' and l.lease_until <= ` + now + ` and l.fingerprint = excluded.fingerprint
 returning token, attempt, unknown`),
-		Holder: fill(`select state::text, owner, token, attempt, unknown, fingerprint, fields, reply, done_at from {{lease}} where key = $1::uuid`),
+		Holder: fill(`select state::text, owner, token, attempt, unknown, fingerprint, fields, reply, done_at,
+	greatest(0, extract(epoch from lease_until - ` + now + `) * 1000000)::bigint from {{lease}} where key = $1::uuid`),
 		Extend: fill(`update {{lease}} set lease_until = ` + now + ` + $4::bigint * interval '1 microsecond'` + ours + ` and state = 'r'`),
 		// The first completion is the one that counts.
 		Complete: fill(`update {{lease}} set state = 'd', unknown = false, done_at = coalesce(done_at, ` + now + `),
