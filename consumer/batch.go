@@ -29,16 +29,65 @@ type Batch struct {
 	Wait time.Duration
 }
 
-// errNotRun is what a delivery of a group is answered that comes behind one that
-// failed: nothing has happened to it yet.
-var errNotRun = errors.New("consumer: not run yet")
+// groupHandler is a handler that takes several messages in one transaction.
+type groupHandler interface {
+	// groups returns nil, or why it cannot.
+	groups() error
+	// handleGroup answers for each message as Handle does, or ErrNotRun. The
+	// first answer is not ErrNotRun.
+	handleGroup(ctx context.Context, ms []*member) []error
+}
 
-// batchHandler is a handler that takes several messages in one transaction.
-type batchHandler interface {
-	// batches reports whether its store can.
-	batches() bool
-	// handleBatch answers for each message as Handle does, or errNotRun.
-	handleBatch(ctx context.Context, raws []*envelope.Message) []error
+// groupsOf returns h as a handler of groups, or why it is none.
+func groupsOf(h Handler) (groupHandler, error) {
+	g, ok := h.(groupHandler)
+	if !ok {
+		return nil, errors.New("it takes a handler of Wrap or WrapBatch, or of Chain or Route over them")
+	}
+	return g, g.groups()
+}
+
+// member is a message of a group.
+type member struct {
+	raw *envelope.Message
+	// ctx has the values for its handler, and ends it. It is not that of the
+	// transaction.
+	ctx context.Context //nolint:containedctx // each message has one
+	// begun notes that its handler runs, until ended is called; nil notes
+	// nothing.
+	begun func() (ended func())
+	// timeout bounds one run of its handler; not positive is no bound.
+	timeout time.Duration
+}
+
+// within calls the handler of m in the context of a transaction, with the
+// values, the end and the time-out of its own.
+func (m *member) within(tx context.Context, f func(ctx context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(valuesOf{tx, context.WithoutCancel(m.ctx)})
+	defer cancel(nil)
+	defer context.AfterFunc(m.ctx, func() { cancel(context.Cause(m.ctx)) })()
+	if m.timeout > 0 {
+		var end context.CancelFunc
+		ctx, end = context.WithTimeout(ctx, m.timeout)
+		defer end()
+	}
+	if m.begun != nil {
+		defer m.begun()()
+	}
+	return f(ctx)
+}
+
+// valuesOf is a context with values of another one in front of its own.
+type valuesOf struct {
+	context.Context
+	first context.Context //nolint:containedctx // for its values alone
+}
+
+func (v valuesOf) Value(key any) any {
+	if found := v.first.Value(key); found != nil {
+		return found
+	}
+	return v.Context.Value(key)
 }
 
 // memberError is the failure of one handler of a group.
@@ -50,18 +99,37 @@ type memberError struct {
 func (e *memberError) Error() string { return e.err.Error() }
 func (e *memberError) Unwrap() error { return e.err }
 
+// item is a message of a group that names an event.
+type item struct {
+	*member
+	claim dedupe.Claim
+	m     *envelope.Message // decoded
+	at    int               // in the group
+}
+
+func claimsOf(items []item) []dedupe.Claim {
+	claims := make([]dedupe.Claim, len(items))
+	for i, it := range items {
+		claims[i] = it.claim
+	}
+	return claims
+}
+
 // eachOf erases the type parameter from a store that is a Batcher.
-func eachOf[S any](name string, b dedupe.Batcher[S], h func(ctx context.Context, scope S, m *envelope.Message) ([]byte, error)) func(context.Context, []dedupe.Claim, []*envelope.Message) ([]dedupe.Answer, error) {
-	return func(ctx context.Context, claims []dedupe.Claim, ms []*envelope.Message) ([]dedupe.Answer, error) {
-		return b.OnceEach(ctx, claims, func(ctx context.Context, scope S, fresh []int) ([][]byte, error) {
+func eachOf[S any](name string, b dedupe.Batcher[S], h func(ctx context.Context, scope S, m *envelope.Message) ([]byte, error)) func(context.Context, []item) ([]dedupe.Answer, error) {
+	return func(ctx context.Context, items []item) ([]dedupe.Answer, error) {
+		return b.OnceEach(ctx, claimsOf(items), func(ctx context.Context, scope S, fresh []int) ([][]byte, error) {
 			replies := make([][]byte, len(fresh))
 			for n, i := range fresh {
-				observe(ctx, Event{Step: StepHandle, Consumer: name, Position: ms[i].Position})
-				reply, err := h(withKey(ctx, claims[i].Key), scope, ms[i])
+				it := items[i]
+				err := it.within(ctx, func(ctx context.Context) (err error) {
+					observe(ctx, Event{Step: StepHandle, Consumer: name, Position: it.m.Position})
+					replies[n], err = h(withKey(ctx, it.claim.Key), scope, it.m)
+					return err
+				})
 				if err != nil {
 					return nil, &memberError{i, err}
 				}
-				replies[n] = reply
 			}
 			return replies, nil
 		})
@@ -87,49 +155,54 @@ func WrapBatch[S any](name string, st dedupe.Store[S], h func(ctx context.Contex
 	w := WrapReply(name, st, func(ctx context.Context, scope S, m *envelope.Message) ([]byte, error) {
 		return nil, h(ctx, scope, []*envelope.Message{m})
 	}, nil, o).(*wrapped)
-	w.each = func(ctx context.Context, claims []dedupe.Claim, ms []*envelope.Message) ([]dedupe.Answer, error) {
-		return b.OnceEach(ctx, claims, func(ctx context.Context, scope S, fresh []int) ([][]byte, error) {
+	w.each = func(ctx context.Context, items []item) ([]dedupe.Answer, error) {
+		return b.OnceEach(ctx, claimsOf(items), func(ctx context.Context, scope S, fresh []int) ([][]byte, error) {
 			some := make([]*envelope.Message, len(fresh))
 			for n, i := range fresh {
-				some[n] = ms[i]
-				observe(ctx, Event{Step: StepHandle, Consumer: name, Position: ms[i].Position})
+				some[n] = items[i].m
+				observe(ctx, Event{Step: StepHandle, Consumer: name, Position: items[i].m.Position})
 			}
-			return nil, h(ctx, scope, some)
+			all := *items[fresh[0]].member // one run for all, with the context of the group
+			all.ctx = ctx
+			return nil, all.within(ctx, func(ctx context.Context) error { return h(ctx, scope, some) })
 		})
 	}
 	return w
 }
 
-// batches implements batchHandler.
-func (w *wrapped) batches() bool { return w.each != nil }
+// groups implements groupHandler.
+func (w *wrapped) groups() error {
+	if w.each == nil {
+		return errors.New("its store is no dedupe.Batcher, such as that of pgdedupe.NewStore")
+	}
+	return nil
+}
 
-// handleBatch implements batchHandler.
-func (w *wrapped) handleBatch(ctx context.Context, raws []*envelope.Message) []error {
-	g := &group{w: w, errs: make([]error, len(raws))}
-	for i, raw := range raws {
-		claim, m, err := w.identify(raw)
+// handleGroup implements groupHandler.
+func (w *wrapped) handleGroup(ctx context.Context, ms []*member) []error {
+	g := &group{w: w, errs: make([]error, len(ms))}
+	for i, member := range ms {
+		claim, m, err := w.identify(member.raw)
 		if err != nil {
-			observe(ctx, Event{Step: StepIdentify, Consumer: w.name, Position: raw.Position, Err: err})
+			observe(ctx, Event{Step: StepIdentify, Consumer: w.name, Position: member.raw.Position, Err: err})
 			g.errs[i] = err
 			continue
 		}
-		observe(ctx, Event{Step: StepIdentify, Consumer: w.name, Position: raw.Position, KeyHash: claim.Key.String()})
-		g.errs[i] = errNotRun
-		g.claims, g.ms, g.at = append(g.claims, claim), append(g.ms, m), append(g.at, i)
+		observe(ctx, Event{Step: StepIdentify, Consumer: w.name, Position: member.raw.Position, KeyHash: claim.Key.String()})
+		g.errs[i] = ErrNotRun
+		g.items = append(g.items, item{member, claim, m, i})
 	}
-	if len(g.claims) > 0 {
+	if len(g.items) > 0 {
 		g.isolate(ctx)
 	}
 	return g.errs
 }
 
-// group is the messages of a batch that name an event.
+// group is what is handled together.
 type group struct {
-	w      *wrapped
-	claims []dedupe.Claim
-	ms     []*envelope.Message
-	at     []int   // where each stands in errs
-	errs   []error // of the batch
+	w     *wrapped
+	items []item
+	errs  []error // of all messages, also of those that name no event
 }
 
 // isolate commits as much from the beginning as can be committed, and finds the
@@ -140,7 +213,7 @@ type group struct {
 // fails and its first half does not, the culprit is in the second half, which
 // need not be tried as a whole again.
 func (g *group) isolate(ctx context.Context) {
-	lo, hi := 0, len(g.claims)
+	lo, hi := 0, len(g.items)
 	err := g.run(ctx, lo, hi)
 	for err != nil {
 		var member *memberError
@@ -182,28 +255,28 @@ func (g *group) isEverybodys(err error) bool {
 }
 
 func (g *group) set(from, to int, err error) {
-	for _, i := range g.at[from:to] {
-		g.errs[i] = err
+	for _, it := range g.items[from:to] {
+		g.errs[it.at] = err
 	}
 }
 
 // run is one transaction.
 func (g *group) run(ctx context.Context, from, to int) error {
 	start := time.Now()
-	answers, err := g.w.each(ctx, g.claims[from:to], g.ms[from:to])
+	items := g.items[from:to]
+	answers, err := g.w.each(ctx, items)
 	if err != nil {
-		observe(ctx, Event{Step: StepDecide, Consumer: g.w.name, Position: g.ms[from].Position, Err: err, Took: time.Since(start)})
+		observe(ctx, Event{Step: StepDecide, Consumer: g.w.name, Position: items[0].m.Position, Err: err, Took: time.Since(start)})
 		return err
 	}
 	for n, a := range answers {
-		i := from + n
-		observe(ctx, Event{Step: StepDecide, Consumer: g.w.name, Position: g.ms[i].Position, KeyHash: g.claims[i].Key.String(),
+		it := items[n]
+		observe(ctx, Event{Step: StepDecide, Consumer: g.w.name, Position: it.m.Position, KeyHash: it.claim.Key.String(),
 			Outcome: a.Outcome, Err: a.Err, Took: time.Since(start)})
-		err := a.Err
-		if err == nil && g.w.reply != nil && a.Outcome != dedupe.Conflict {
-			err = g.w.reply(ctx, g.ms[i], a.Result)
+		g.errs[it.at] = a.Err
+		if a.Err == nil && g.w.reply != nil && a.Outcome != dedupe.Conflict {
+			g.errs[it.at] = it.within(ctx, func(ctx context.Context) error { return g.w.reply(ctx, it.m, a.Result) })
 		}
-		g.errs[g.at[i]] = err
 	}
 	return nil
 }
@@ -213,12 +286,10 @@ func (r *runner) checkBatch() error {
 	if r.o.Batch.Max <= 1 {
 		return nil
 	}
-	h, ok := r.h.(batchHandler)
-	if !ok || !h.batches() {
-		return fmt.Errorf("consumer: Run: Batch.Max is %d, which takes a handler of Wrap on a store that is a dedupe.Batcher, "+
-			"such as that of pgdedupe.NewStore, and no middleware around it: it would see one message at a time", r.o.Batch.Max)
+	var err error
+	if r.batch, err = groupsOf(r.h); err != nil {
+		return fmt.Errorf("consumer: Run: Batch.Max is %d, but the handler cannot be run in groups: %w", r.o.Batch.Max, err)
 	}
-	r.batch = h
 	return nil
 }
 
@@ -237,7 +308,7 @@ func (r *runner) settleGroup(ctx context.Context, jobs []*job) {
 			return
 		}
 		n := 0
-		for n < len(jobs) && !errors.Is(errs[n], errNotRun) {
+		for n < len(jobs) && !errors.Is(errs[n], ErrNotRun) {
 			jobs[n].conclude(errs[n])
 			n++
 		}
@@ -258,7 +329,7 @@ func (j *job) conclude(err error) {
 }
 
 // tryGroup runs the handlers of a group once; nil if they are not to be started.
-// Its first answer is never errNotRun.
+// Its first answer is never ErrNotRun.
 func (r *runner) tryGroup(ctx context.Context, jobs []*job) []error {
 	first := jobs[0]
 	if !r.gate.enter(first.ctx, r.draining, first.d.Stopping) {
@@ -271,7 +342,7 @@ func (r *runner) tryGroup(ctx context.Context, jobs []*job) []error {
 	defer func() { <-r.workers }()
 	errs := r.handleGroup(ctx, jobs)
 	for _, err := range errs {
-		if err != nil && !errors.Is(err, errNotRun) {
+		if err != nil && !errors.Is(err, ErrNotRun) {
 			first.report(err)
 			return errs
 		}
@@ -280,35 +351,37 @@ func (r *runner) tryGroup(ctx context.Context, jobs []*job) []error {
 	return errs
 }
 
-// handleGroup calls the handler under its time-out. A panic is everybody's until
-// each is tried alone.
+// handleGroup calls the handler. Each run of it has its time-out; what is around
+// them, the claims and the commit, is bounded by the store. A panic is everybody's
+// until each is tried alone.
 func (r *runner) handleGroup(ctx context.Context, jobs []*job) (errs []error) {
-	if r.o.HandlerTimeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, r.o.HandlerTimeout)
-		defer cancel()
-	}
-	raws := make([]*envelope.Message, len(jobs))
+	ms := make([]*member, len(jobs))
 	for i, j := range jobs {
-		raws[i] = j.d.Message
+		ms[i] = &member{raw: j.d.Message, ctx: j.ctx, timeout: r.o.HandlerTimeout, begun: func() func() {
+			r.running.begin(j)
+			return func() { r.running.end(j) }
+		}}
 	}
-	r.running.begin(jobs[0])
-	defer r.running.end(jobs[0])
 	defer func() {
 		if v := recover(); v != nil {
 			errs = alone(jobs)
 		}
 	}()
-	return r.batch.handleBatch(ctx, raws)
+	return r.batch.handleGroup(ctx, ms)
 }
 
 // alone tries the first of a group by itself: what panicked in a group is found
 // out one by one, under the care that a single handler gets.
 func alone(jobs []*job) []error {
-	errs := make([]error, len(jobs))
-	for i := range errs {
-		errs[i] = errNotRun
-	}
+	errs := fill(len(jobs), ErrNotRun)
 	errs[0] = jobs[0].handle()
+	return errs
+}
+
+func fill(n int, err error) []error {
+	errs := make([]error, n)
+	for i := range errs {
+		errs[i] = err
+	}
 	return errs
 }

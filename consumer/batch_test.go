@@ -84,7 +84,7 @@ func (g *grouped) fail(f func(id string) error) {
 }
 
 // startGroups runs h, whose effect is its event's id, in groups of up to max.
-func startGroups(t *testing.T, src brokers.Source, o RunOptions, fail func(id string, run int) error) *grouped {
+func startGroups(t *testing.T, src brokers.Source, o RunOptions, fail func(id string, run int) error, mw ...Middleware) *grouped {
 	t.Helper()
 	g := &grouped{d: &counting{Driver: memdedupe.NewDriver(nil)}, runs: map[string]int{}}
 	h := Wrap("c", dedupe.NewTxStore(g.d, nil), func(_ context.Context, tx *memdedupe.Tx, m *envelope.Message) error {
@@ -105,6 +105,9 @@ func startGroups(t *testing.T, src brokers.Source, o RunOptions, fail func(id st
 		}
 		return nil
 	}, nil)
+	if len(mw) > 0 {
+		h = Chain(h, mw...)
+	}
 	g.bench = startHandler(t, src, &o, h)
 	return g
 }
@@ -195,15 +198,15 @@ func TestGroupIsolatesByHalves(t *testing.T) {
 				}
 				return nil
 			}}
-			h := Wrap("c", dedupe.NewTxStore(d, nil), func(context.Context, *memdedupe.Tx, *envelope.Message) error { return nil }, nil).(batchHandler)
-			var raws []*envelope.Message
+			h := Wrap("c", dedupe.NewTxStore(d, nil), func(context.Context, *memdedupe.Tx, *envelope.Message) error { return nil }, nil).(groupHandler)
+			var ms []*member
 			for i := range n {
-				raws = append(raws, raw(t, fmt.Sprint(i), "body"))
+				ms = append(ms, &member{ctx: t.Context(), raw: raw(t, fmt.Sprint(i), "body")})
 			}
-			errs := h.handleBatch(t.Context(), raws)
+			errs := h.handleGroup(t.Context(), ms)
 			for i, err := range errs {
 				switch {
-				case i < culprit && err != nil, i == culprit && !errors.Is(err, errBoom), i > culprit && !errors.Is(err, errNotRun):
+				case i < culprit && err != nil, i == culprit && !errors.Is(err, errBoom), i > culprit && !errors.Is(err, ErrNotRun):
 					t.Fatalf("%d of %d: answer %d is %v", culprit, n, i, err)
 				}
 			}
@@ -384,8 +387,12 @@ func TestGroupsEqualOneByOne(t *testing.T) {
 
 func TestBatchRefusesWhatCannot(t *testing.T) {
 	h := Wrap("c", memdedupe.NewLeaseStore(nil), func(context.Context, *dedupe.Lease, *envelope.Message) error { return nil }, nil)
-	wrapped := Wrap("c", memdedupe.NewStore(nil), func(context.Context, *memdedupe.Tx, *envelope.Message) error { return nil }, nil)
-	for name, h := range map[string]Handler{"leases": h, "a function": HandlerFunc(func(context.Context, *envelope.Message) error { return nil }), "middleware": Chain(wrapped)} {
+	for name, h := range map[string]Handler{
+		"leases":                   h,
+		"a function":               HandlerFunc(func(context.Context, *envelope.Message) error { return nil }),
+		"leases behind middleware": Chain(h),
+		"leases behind a route":    Route(map[string]Handler{"t": h}, nil),
+	} {
 		if err := Run(t.Context(), newScripted(), h, &RunOptions{DeadLetter: Discard, Batch: Batch{Max: 10}}); err == nil || !strings.Contains(err.Error(), "Batch.Max is 10") {
 			t.Errorf("%s: %v", name, err)
 		}

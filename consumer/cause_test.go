@@ -37,7 +37,7 @@ func TestCausedIsTheSameAtEveryRun(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if errs := h.(batchHandler).handleBatch(t.Context(), []*envelope.Message{first.Clone()}); !errors.Is(errs[0], fail) {
+	if errs := h.(groupHandler).handleGroup(t.Context(), []*member{{ctx: t.Context(), raw: first.Clone()}}); !errors.Is(errs[0], fail) {
 		t.Fatal(errs)
 	}
 	other := Wrap("archive", memdedupe.NewStore(nil), handle, nil)

@@ -21,28 +21,6 @@ type HandlerFunc func(ctx context.Context, m *envelope.Message) error
 // Handle calls f.
 func (f HandlerFunc) Handle(ctx context.Context, m *envelope.Message) error { return f(ctx, m) }
 
-// Middleware puts something around a handler. It sees every delivery, also
-// the duplicates that the handler inside [Wrap] never sees, and also messages
-// whose envelope cannot be read.
-type Middleware func(Handler) Handler
-
-// Chain puts mw around h. The first one given is the outermost.
-//
-// What Run asks of a handler of Wrap, it finds through Chain.
-func Chain(h Handler, mw ...Middleware) Handler {
-	inner := h
-	for i := len(mw) - 1; i >= 0; i-- {
-		h = mw[i](h)
-	}
-	return &chained{h, inner}
-}
-
-// chained remembers what middleware hides.
-type chained struct {
-	Handler
-	inner Handler
-}
-
 // Permanent marks an error as one that no retry can mend: the message goes to
 // the dead letters at once. Permanent of nil is nil.
 func Permanent(err error) error {

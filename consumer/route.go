@@ -78,23 +78,80 @@ type router struct {
 
 // Handle implements [Handler].
 func (r *router) Handle(ctx context.Context, raw *envelope.Message) error {
+	to := r.route(raw)
+	if to.h == nil {
+		return to.answer(ctx, raw)
+	}
+	return to.h.Handle(ctx, raw)
+}
+
+// destination is whose a message is; if it is nobody's, h is nil, and err is
+// the answer.
+type destination struct {
+	h    Handler
+	step Step // to be observed if it is nobody's; empty is none
+	err  error
+}
+
+// route says whose a message is.
+func (r *router) route(raw *envelope.Message) destination {
 	m := raw
 	if d, ok := r.o.Extractor.(envelope.Decoder); ok {
 		var err error
 		if m, err = d.Decode(raw); err != nil {
-			observe(ctx, Event{Step: StepIdentify, Position: raw.Position, Err: err})
-			return err
+			return destination{step: StepIdentify, err: err}
 		}
 	}
 	h, ok := r.handlers[m.Type]
 	switch {
 	case ok:
-		return h.Handle(ctx, raw)
+		return destination{h: h}
 	case slices.Contains(r.o.Ignore, m.Type), r.o.Unrouted == UnroutedIgnores:
-		observe(ctx, Event{Step: StepIgnore, Position: raw.Position})
-		return nil
+		return destination{step: StepIgnore}
 	}
-	return Permanent(fmt.Errorf("%w: %q", ErrUnroutedType, m.Type))
+	return destination{err: Permanent(fmt.Errorf("%w: %q", ErrUnroutedType, m.Type))}
+}
+
+func (d destination) answer(ctx context.Context, raw *envelope.Message) error {
+	if d.step != "" {
+		observe(ctx, Event{Step: d.step, Position: raw.Position, Err: d.err})
+	}
+	return d.err
+}
+
+// groups implements groupHandler: every handler must be able to.
+func (r *router) groups() error {
+	for typ, h := range r.handlers {
+		if _, err := groupsOf(h); err != nil {
+			return fmt.Errorf("that of type %q: %w", typ, err)
+		}
+	}
+	return nil
+}
+
+// handleGroup implements groupHandler. Messages of one handler that follow each
+// other share a transaction, so that order is kept. What comes behind one that
+// failed is not run.
+func (r *router) handleGroup(ctx context.Context, ms []*member) []error {
+	errs, to := fill(len(ms), ErrNotRun), make([]destination, len(ms))
+	for i, m := range ms {
+		to[i] = r.route(m.raw)
+	}
+	for from, end := 0, 0; from < len(ms); from = end {
+		end = from + 1
+		if g, ok := to[from].h.(groupHandler); ok {
+			for end < len(ms) && to[end].h == to[from].h {
+				end++
+			}
+			copy(errs[from:end], g.handleGroup(ctx, ms[from:end]))
+		} else {
+			errs[from] = to[from].answer(ctx, ms[from].raw)
+		}
+		if failed := func(err error) bool { return err != nil }; slices.ContainsFunc(errs[from:end], failed) {
+			break
+		}
+	}
+	return errs
 }
 
 // window implements windowed: the handler that forgets first.

@@ -34,7 +34,7 @@ type RunOptions struct {
 	// Backoff is the wait between the attempts at a message, and between
 	// probes during an outage.
 	Backoff Backoff
-	// HandlerTimeout bounds one run of the handler: its context ends then,
+	// HandlerTimeout bounds one run of the handler, in a group too: its context ends then,
 	// and the run counts as failed. Defaults to 1 minute; -1 is no bound.
 	HandlerTimeout time.Duration
 	// Grace is how long running handlers may go on after Run's context is
@@ -172,7 +172,7 @@ type runner struct {
 	h      Handler
 	o      RunOptions
 
-	batch     batchHandler          // nil unless the run commits in groups
+	batch     groupHandler          // nil unless the run commits in groups
 	short     atomic.Pointer[error] // a retention that is too short, and was accepted
 	running   *running
 	unsettled atomic.Int64 // deliveries that were received

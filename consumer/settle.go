@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"errors"
-	"runtime/debug"
 	"time"
 
 	"github.com/unecho/unecho/brokers"
@@ -145,7 +144,7 @@ func closed(c <-chan struct{}) bool {
 }
 
 // handle calls the handler under its time-out and makes an error of a panic.
-func (j *job) handle() (err error) {
+func (j *job) handle() error {
 	ctx := j.ctx
 	if j.o.HandlerTimeout > 0 {
 		var cancel context.CancelFunc
@@ -154,12 +153,7 @@ func (j *job) handle() (err error) {
 	}
 	j.running.begin(j)
 	defer j.running.end(j)
-	defer func() {
-		if v := recover(); v != nil {
-			err = &PanicError{Value: v, Stack: debug.Stack()}
-		}
-	}()
-	return j.h.Handle(ctx, j.d.Message)
+	return guarded(func() error { return j.h.Handle(ctx, j.d.Message) })
 }
 
 // report tells the gate what the handler met.
@@ -267,15 +261,10 @@ func reason(class Class, err error) string {
 }
 
 // deadLetter calls the hook once, bounded and guarded as a handler is.
-func (j *job) deadLetter(f *Failure) (err error) {
+func (j *job) deadLetter(f *Failure) error {
 	ctx, cancel := context.WithTimeout(j.ctx, settleTimeout)
 	defer cancel()
-	defer func() {
-		if v := recover(); v != nil {
-			err = &PanicError{Value: v, Stack: debug.Stack()}
-		}
-	}()
-	return j.o.DeadLetter(ctx, f)
+	return guarded(func() error { return j.o.DeadLetter(ctx, f) })
 }
 
 // ack settles d as done. When that fails nothing is lost: d comes back, is

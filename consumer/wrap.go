@@ -95,8 +95,8 @@ func WrapReply[S any](name string, st dedupe.Store[S], h func(ctx context.Contex
 type wrapped struct {
 	Options
 	name  string
-	each  func(ctx context.Context, claims []dedupe.Claim, ms []*envelope.Message) ([]dedupe.Answer, error) // nil if the store cannot
-	reply func(ctx context.Context, m *envelope.Message, r dedupe.Result) error                             // may be nil
+	each  func(ctx context.Context, items []item) ([]dedupe.Answer, error)      // nil if the store cannot
+	reply func(ctx context.Context, m *envelope.Message, r dedupe.Result) error // may be nil
 	once  func(ctx context.Context, c dedupe.Claim, m *envelope.Message) (dedupe.Result, error)
 }
 

@@ -213,6 +213,24 @@ func TestCountsOutages(t *testing.T) {
 	}
 }
 
+// A message that was not run, because of another one in its group, is no error.
+func TestNotRunIsNoError(t *testing.T) {
+	b := open(t)
+	for _, answer := range []error{consumer.ErrNotRun, errors.New("boom")} {
+		h := b.Trace(consumer.HandlerFunc(func(context.Context, *envelope.Message) error { return answer }))
+		if err := h.Handle(t.Context(), &envelope.Message{Topic: "orders"}); !errors.Is(err, answer) {
+			t.Errorf("%v became %v", answer, err)
+		}
+	}
+	var got []string
+	for _, s := range b.spans.GetSpans() {
+		got = append(got, s.Status.Code.String())
+	}
+	if want := []string{"Unset", "Error"}; !slices.Equal(got, want) {
+		t.Errorf("the spans ended as %q, want %q", got, want)
+	}
+}
+
 // Metrics of a run, and a span around every delivery.
 func ExampleNew() {
 	control := &consumer.Control{}

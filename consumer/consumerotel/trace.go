@@ -2,6 +2,7 @@ package consumerotel
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -16,8 +17,9 @@ import (
 // Trace is middleware: it makes a span around every delivery, which what the
 // handler does is a child of, and which is linked to where the message was
 // created. The name of the span has the topic, or the first token of a subject:
-// the others may be identities. A run that commits in groups takes no
-// middleware, and has no such spans.
+// the others may be identities. In a run that commits in groups the span lasts as
+// long as the group, and one of a message that was not run then, because of
+// another one, has the attribute unecho.not_run and no error.
 func (t *Observer) Trace(h consumer.Handler) consumer.Handler {
 	return consumer.Chain(h, func(h consumer.Handler) consumer.Handler {
 		return consumer.HandlerFunc(func(ctx context.Context, m *envelope.Message) error { return t.handle(ctx, h, m) })
@@ -48,7 +50,10 @@ func (t *Observer) handle(ctx context.Context, h consumer.Handler, m *envelope.M
 	}()
 	err := h.Handle(ctx, m)
 	ended = true
-	if err != nil {
+	switch {
+	case errors.Is(err, consumer.ErrNotRun):
+		span.SetAttributes(attribute.Bool("unecho.not_run", true))
+	case err != nil:
 		span.SetAttributes(attribute.String("error.type", string(consumer.Classify(err))))
 		span.SetStatus(codes.Error, "")
 	}
