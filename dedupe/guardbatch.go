@@ -27,7 +27,7 @@ func (g *guardBatch[S]) OnceEach(ctx context.Context, claims []Claim, fn func(ct
 	}
 	q := newQuota(g.rates)
 	defer q.giveBack()
-	for {
+	for range len(claims) + 1 {
 		some, at := passing(claims, answers)
 		got, err := g.batch.OnceEach(ctx, some, func(ctx context.Context, scope S, fresh []int) ([][]byte, error) {
 			mine := make([]int, len(fresh))
@@ -54,6 +54,7 @@ func (g *guardBatch[S]) OnceEach(ctx context.Context, claims []Claim, fn func(ct
 		q.settle(claims, answers)
 		return answers, nil
 	}
+	return nil, fmt.Errorf("%w: in every run of the batch", ErrRateLimited)
 }
 
 // passing are the claims without an answer, and where each stands.
