@@ -31,8 +31,10 @@ type Batcher[S any] interface {
 type Answer struct {
 	Result
 	// Err is an error of this claim alone, that matches ErrInvalidKey or
-	// ErrInvalidClaim, or ErrUnavailable for a conflict that could not be
-	// recorded. Result is zero then, and the delivery must not be acknowledged.
+	// ErrInvalidClaim; ErrUnavailable for a conflict that could not be
+	// recorded; or what a [Guard] refuses a claim for, ErrWeakKey or
+	// ErrRateLimited. Result is zero then, nothing of the claim is stored, and
+	// the delivery must not be acknowledged.
 	Err error
 }
 

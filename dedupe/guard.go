@@ -53,6 +53,12 @@ var ErrRateLimited = errors.New("dedupe: the tenant brings too many new keys")
 //
 // The rate is limited where the key has turned out to be new: the claim is
 // undone, and a redelivery of something that is done is never held up.
+//
+// The store is a [Batcher] if st is one. A claim of a batch that is refused has
+// the reason in its [Answer], and leaves nothing, while the others are done; of
+// one tenant no new key is done behind one that was refused for the rate. Where
+// some are, the batch is claimed again without them before the handler runs. A
+// batch that fails as a whole costs nothing of the rate.
 func Guard[S any](st Store[S], o GuardOptions) Store[S] {
 	if st == nil {
 		panic("dedupe: Guard: the store is nil")
@@ -66,6 +72,9 @@ func Guard[S any](st Store[S], o GuardOptions) Store[S] {
 	g := &guard[S]{inner: st, o: o}
 	if o.NewPerSecond > 0 {
 		g.rates = newRates(o)
+	}
+	if b, ok := st.(Batcher[S]); ok {
+		return &guardBatch[S]{g, b}
 	}
 	return g
 }
@@ -86,8 +95,8 @@ func (g *guard[S]) Once(ctx context.Context, c Claim, fn func(ctx context.Contex
 	}
 	counted := false // a lost race runs fn again, and counts once
 	return g.inner.Once(ctx, c, func(ctx context.Context, scope S) ([]byte, error) {
-		if wait := g.rates.take(c.Key.Tenant, time.Now(), counted); wait > 0 {
-			return nil, fmt.Errorf("%w: the next one in %v", ErrRateLimited, wait.Round(time.Millisecond))
+		if err := limited(g.rates.take(c.Key.Tenant, time.Now(), counted)); err != nil {
+			return nil, err
 		}
 		counted = true
 		return fn(ctx, scope)
@@ -201,6 +210,16 @@ func (r *rates) take(tenant string, now time.Time, has bool) time.Duration {
 	}
 	b.tokens--
 	return 0
+}
+
+// give gives a token back to a tenant. One that was forgotten has all it can have.
+func (r *rates) give(tenant string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if e, ok := r.bucket[tenant]; ok {
+		b := e.Value.(*bucket)
+		b.tokens = min(r.burst, b.tokens+1)
+	}
 }
 
 // of returns the bucket of a tenant, a full one for one that is new here.

@@ -3,7 +3,6 @@ package sqldedupe
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -100,22 +99,10 @@ func (a *admin) Conflicts(ctx context.Context, id dedupe.KeyID) ([]dedupe.Confli
 }
 
 // query reads all rows of a statement.
-func query[T any](ctx context.Context, a *admin, scan func(func(...any) error) (T, error), statement string, args ...any) (all []T, err error) {
+func query[T any](ctx context.Context, a *admin, scan func(func(...any) error) (T, error), statement string, args ...any) ([]T, error) {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
-	rows, err := a.db.QueryContext(ctx, statement, args...)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, rows.Close()) }()
-	for rows.Next() {
-		v, err := scan(rows.Scan)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, v)
-	}
-	return all, rows.Err()
+	return collect(ctx, a.db, scan, statement, args...)
 }
 
 // Release implements dedupe.Admin.

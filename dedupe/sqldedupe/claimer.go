@@ -26,6 +26,8 @@ type claimsIn interface {
 	claimIn(ctx context.Context, tx *sql.Tx, c dedupe.Claim) (owned bool, prior *dedupe.Record, err error)
 	conflictIn(ctx context.Context, on execer, r dedupe.ConflictRecord) error
 	replyIn(ctx context.Context, tx *sql.Tx, k dedupe.Key, reply []byte) (sql.Result, error)
+	// repliesIn is replyIn for several keys in one statement.
+	repliesIn(ctx context.Context, tx *sql.Tx, replies []kept) error
 	Classify(err error) dedupe.Class
 }
 

@@ -143,6 +143,56 @@ func (h *harness) Ends() []storetest.End[*sql.Tx] {
 	return ends
 }
 
+// claimTriggers note the keys of a table, on each dialect. The log is undone with
+// the transaction, as the key is.
+var claimTriggers = map[sqldedupe.Dialect][]string{
+	sqldedupe.Postgres: {
+		"create table claim_log (n bigserial primary key, id text not null)",
+		"create function log_claim() returns trigger language plpgsql as $$ begin insert into claim_log (id) values (new.key::text); return new; end $$",
+		"create trigger log_claim after insert on unecho_key for each row execute function log_claim()",
+	},
+	sqldedupe.MySQL: {
+		"create table claim_log (n integer auto_increment primary key, id varchar(40) not null)",
+		"create trigger log_claim after insert on unecho_key for each row insert into claim_log (id) values (hex(new.`key`))",
+	},
+	sqldedupe.SQLite: {
+		"create table claim_log (n integer primary key, id text not null)",
+		"create trigger log_claim after insert on unecho_key begin insert into claim_log (id) values (hex(new.key)); end",
+	},
+}
+
+func (h *harness) LogClaims(tb testing.TB) func() []dedupe.KeyID {
+	tb.Helper()
+	for _, sql := range claimTriggers[h.dialect] {
+		if _, err := h.direct.Exec(sql); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return func() (ids []dedupe.KeyID) {
+		tb.Helper()
+		rows, err := h.direct.Query("select id from claim_log order by n")
+		if err != nil {
+			tb.Fatal(err)
+		}
+		defer func() { _ = rows.Close() }()
+		for rows.Next() {
+			var text string
+			if err := rows.Scan(&text); err != nil {
+				tb.Fatal(err)
+			}
+			id, err := dedupe.ParseKeyID(text)
+			if err != nil {
+				tb.Fatal(err)
+			}
+			ids = append(ids, id)
+		}
+		if err := rows.Err(); err != nil {
+			tb.Fatal(err)
+		}
+		return ids
+	}
+}
+
 // postgres has all powers.
 type postgres struct {
 	*harness

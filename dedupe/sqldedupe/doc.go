@@ -6,6 +6,9 @@
 //	err = sqldedupe.Migrate(ctx, db, sqldedupe.SQLite, nil)
 //	store := sqldedupe.NewStore(db, sqldedupe.SQLite, nil)
 //
+// The store is a dedupe.Batcher: it claims the keys of a group of events, of a
+// thousand as well, in one transaction with one commit.
+//
 // # PostgreSQL
 //
 // The tables are those of package pgdedupe, which takes fewer round trips and
@@ -20,7 +23,9 @@
 // the store turns it off while a handler works, because a deadlock ends a
 // transaction there behind the handler's back, and what the handler does after
 // one that it ignores must not be committed. DDL commits by itself, and is found
-// out at the commit. [Validate] refuses tables that are not InnoDB, a server that
+// out at the commit. A batch in which all keys are new is claimed by one insert;
+// where some are done, a failed insert, a read of the winners and another insert
+// take its place. [Validate] refuses tables that are not InnoDB, a server that
 // does not write its log at every commit, and a read-only one.
 //
 // # SQLite
@@ -55,6 +60,11 @@
 //     claim on MySQL and SQLite.
 //   - On MySQL the claim is decided by the error of a plain insert, and the winner
 //     is read with a lock: a view that was taken before does not show it.
+//   - A batch is claimed in the order of dedupe.Key.Stored, on every dialect. On
+//     MySQL an insert of several rows owns all or none; the winners are read when
+//     its transaction is over, in one of their own at READ COMMITTED: there, its
+//     own rows would pass for a winner's.
+//   - A batch is divided into statements, never into transactions.
 //   - An error in answer to a commit is a failure only if it is the database's
 //     verdict. All others are unknown.
 //   - database/sql waits without a bound for a call that the handler has left

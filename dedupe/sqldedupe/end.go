@@ -9,14 +9,12 @@ import (
 	"github.com/unecho/unecho/dedupe"
 )
 
-// commit stores the reply, if there is one, and commits. refused says of an
+// commit stores the replies that are not nil, and commits. refused says of an
 // error in answer to the commit that there was no commit; after any other one
 // nobody knows.
-func commit(ctx context.Context, in claimsIn, s *scope, c dedupe.Claim, reply []byte, refused func(error) bool) error {
-	if reply != nil {
-		if _, err := in.replyIn(ctx, s.tx, c.Key, reply); err != nil {
-			return errors.Join(err, ignoreDone(s.tx.Rollback()))
-		}
+func commit(ctx context.Context, in claimsIn, s *scope, claims []dedupe.Claim, replies [][]byte, refused func(error) bool) error {
+	if err := storeReplies(ctx, in, s.tx, claims, replies); err != nil {
+		return errors.Join(err, ignoreDone(s.tx.Rollback()))
 	}
 	err := s.tx.Commit()
 	if err == nil || refused(err) {

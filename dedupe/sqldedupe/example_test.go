@@ -43,6 +43,47 @@ func ExampleNewStore() {
 	// duplicate <nil>
 }
 
+// A group of events in one transaction: the keys, the effects of those that are
+// new, and one commit.
+func ExampleNewStore_batch() {
+	dir, err := os.MkdirTemp("", "example")
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	db, err := sql.Open("sqlite", "file:"+filepath.Join(dir, "app.db")+"?_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)")
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = db.Close() }()
+	ctx := context.Background()
+	if err := sqldedupe.Migrate(ctx, db, sqldedupe.SQLite, nil); err != nil {
+		panic(err)
+	}
+	store := sqldedupe.NewStore(db, sqldedupe.SQLite, nil).(dedupe.Batcher[*sql.Tx])
+	var claims []dedupe.Claim
+	for _, id := range []string{"41", "42", "41"} {
+		claims = append(claims, dedupe.Claim{Key: dedupe.Key{Consumer: "billing", Source: "/shop", ID: id}})
+	}
+	answers, err := store.OnceEach(ctx, claims, func(ctx context.Context, tx *sql.Tx, fresh []int) ([][]byte, error) {
+		for _, i := range fresh {
+			if _, err := tx.ExecContext(ctx, "create table invoice_"+claims[i].Key.ID+" (cents integer)"); err != nil {
+				return nil, err
+			}
+		}
+		return nil, nil // no replies
+	})
+	for _, a := range answers {
+		fmt.Println(a.Outcome, a.Err)
+	}
+	fmt.Println(err)
+	// Output:
+	// processed <nil>
+	// processed <nil>
+	// duplicate <nil>
+	// <nil>
+}
+
 // The transaction is made elsewhere, so the claim goes into it.
 func ExampleClaimer() {
 	dir, err := os.MkdirTemp("", "example")

@@ -47,6 +47,10 @@ func newMySQL(b base) *mysql {
 
 type mysqlStatements struct {
 	claim, winner, reply, conflict, prune string
+
+	claimEach, each     string // before the rows, and each of them
+	winners             string // before the keys
+	replies, repliesFor string // before the pairs of key and reply, and between them and the keys
 }
 
 // mysqlNow is the database's clock in milliseconds, in no time zone.
@@ -54,15 +58,22 @@ const mysqlNow = `(timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) di
 
 func newMySQLStatements(s *migrate.Set) mysqlStatements {
 	fill := strings.NewReplacer("{{key}}", s.Table("unecho_key"), "{{conflict}}", s.Table("unecho_conflict"), "{{now}}", mysqlNow).Replace
-	return mysqlStatements{
+	const (
 		// A plain insert, decided by its error. IGNORE would swallow others,
 		// and what ON DUPLICATE KEY UPDATE answers depends on the client's flags.
-		claim: fill("insert into {{key}} (`key`, fingerprint, done_at, expires_at, tenant, consumer, source, id, fields)\n" +
-			"values (?, ?, {{now}}, {{now}} + ?, ?, ?, ?, ?, ?)"),
+		into   = "insert into {{key}} (`key`, fingerprint, done_at, expires_at, tenant, consumer, source, id, fields) values "
+		each   = "(?, ?, {{now}}, {{now}} + ?, ?, ?, ?, ?, ?)"
+		winner = "select `key`, fingerprint, fields, reply, done_at from {{key}} where `key` "
+	)
+	return mysqlStatements{
+		claim:     fill(into + each),
+		claimEach: fill(into), each: fill(each),
 		// With a lock, because a view of the database that was taken before
 		// the winner's commit does not show it.
-		winner: fill("select fingerprint, fields, reply, done_at from {{key}} where `key` = ? lock in share mode"),
-		reply:  fill("update {{key}} set reply = ? where `key` = ?"),
+		winner:  fill(winner + "= ? lock in share mode"),
+		winners: fill(winner + "in ("),
+		replies: fill("update {{key}} set reply = case `key`"), repliesFor: " end where `key` in (",
+		reply: fill("update {{key}} set reply = ? where `key` = ?"),
 		conflict: fill("insert into {{conflict}} (`key`, fingerprint, first_fingerprint, seen_at, reason, fields, tenant, consumer, source, id)\n" +
 			"values (?, ?, ?, {{now}}, ?, ?, ?, ?, ?, ?) on duplicate key update reason = reason"),
 		prune: fill("delete from {{key}} where expires_at <= {{now}} and not exists\n" +
@@ -92,43 +103,142 @@ func (m *mysql) Begin(ctx context.Context, c dedupe.Claim) (*scope, *dedupe.Reco
 	return nil, nil, errVanishing
 }
 
+// BeginBatch implements dedupe.BatchDriver. An insert of several rows is undone
+// as a whole when one of its keys is there, so nobody has to guess which rows
+// are ours: all or none. Then the transaction is given up, with whatever it has
+// inserted before and the locks on what it has met; a transaction of its own
+// reads who has done which keys; and the rest is claimed, first thing in a new
+// transaction. Each round finds a winner more than the last one.
+func (m *mysql) BeginBatch(ctx context.Context, claims []dedupe.Claim) (*scope, []*dedupe.Record, error) {
+	b := newBatch(claims)
+	until := time.Now().Add(m.batchWait(len(claims)))
+	for vanished := 0; vanished < maxVanished; {
+		rest := b.open()
+		if len(rest) == 0 {
+			return nil, b.priors(), nil
+		}
+		wait := time.Until(until)
+		if wait <= 0 {
+			return nil, nil, fmt.Errorf("sqldedupe: %w: waited %v for others", dedupe.ErrInProgress, m.o.LockWait)
+		}
+		s, err := m.claimRows(ctx, rest, wait)
+		if err == nil {
+			return s, b.priors(), nil
+		}
+		if mysqlCode(err) != mysqlDuplicate {
+			return nil, nil, err
+		}
+		if err := m.winners(ctx, b, rest); err != nil {
+			return nil, nil, err
+		}
+		if len(b.open()) == len(rest) {
+			vanished++
+		}
+	}
+	return nil, nil, errVanishing
+}
+
+// claimRows opens a transaction that owns all rows. After an error, the
+// database's own for a key that is there, none is open.
+func (m *mysql) claimRows(ctx context.Context, rows []row, wait time.Duration) (*scope, error) {
+	s, err := m.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	bounded, cancel := context.WithTimeout(ctx, wait+time.Second+m.o.Timeout)
+	defer cancel()
+	for some := range chunks(rows, row.size) {
+		if err = m.insert(bounded, s.tx, wait, m.sql.claimEach+list(m.sql.each, len(some)), m.allArgs(some)...); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		_, err = s.tx.ExecContext(ctx, mark)
+	}
+	if err != nil {
+		s.undo(ctx, m.o.Timeout)
+		return nil, m.claimError(ctx, err)
+	}
+	return s, nil
+}
+
+// winners reads who has done keys that some insert has met. It must not be in the
+// transaction of an insert, whose own rows would pass for a winner's; nor at
+// less than READ COMMITTED, where those of one that is still at work would; nor
+// at more, where reading what is not there locks the gap.
+func (m *mysql) winners(ctx context.Context, b *batch, rows []row) error {
+	ctx, cancel := context.WithTimeout(ctx, m.o.Timeout)
+	defer cancel()
+	tx, err := m.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted, ReadOnly: true})
+	if err != nil {
+		return fmt.Errorf("sqldedupe: read the records of the keys: %w", err)
+	}
+	defer func() { _ = tx.Rollback() }() // there is nothing in it
+	for some := range chunks(rows, row.size) {
+		found, err := collect(ctx, tx, scanMySQLWinner, m.sql.winners+list("?", len(some))+")", idArgs(some)...)
+		if err != nil {
+			return fmt.Errorf("sqldedupe: read the records of the keys: %w", err)
+		}
+		b.add(found)
+	}
+	return nil
+}
+
+func scanMySQLWinner(scan func(...any) error) (w winner, err error) {
+	var fingerprint []byte
+	var doneAt int64
+	w.id, err = scanID(func(key ...any) error {
+		return scan(key[0], &fingerprint, &w.record.Fields, &w.record.Reply, &doneAt)
+	})
+	copy(w.record.Fingerprint[:], fingerprint)
+	w.record.DoneAt = time.UnixMilli(doneAt)
+	return w, err
+}
+
 // claimIn implements claimsIn.
 func (m *mysql) claimIn(ctx context.Context, tx *sql.Tx, c dedupe.Claim) (owned bool, prior *dedupe.Record, _ error) {
 	bounded, cancel := context.WithTimeout(ctx, m.o.LockWait+time.Second+m.o.Timeout)
 	defer cancel()
-	key := c.Key.Stored()
-	args := []any{key[:], c.Fingerprint[:], milliseconds(c.Retain)}
-	err := m.insert(bounded, tx, append(append(args, m.readable(c.Key)...), m.fields(c))...)
-	switch code := mysqlCode(err); {
+	r := row{c.Key.Stored(), c}
+	err := m.insert(bounded, tx, m.o.LockWait, m.sql.claim, m.args(r)...)
+	switch {
 	case err == nil:
 		return true, nil, nil
-	case code == mysqlDuplicate:
-		prior, err := m.winner(ctx, tx, key)
+	case mysqlCode(err) == mysqlDuplicate:
+		prior, err := m.winner(ctx, tx, r.id)
 		return false, prior, err
-	case ctx.Err() != nil:
-		return false, nil, fmt.Errorf("sqldedupe: %w: %w", ctx.Err(), err)
-	case waitedTooLong(code):
-		return false, nil, fmt.Errorf("sqldedupe: %w: waited %v: %w", dedupe.ErrInProgress, m.o.LockWait, err)
 	}
-	return false, nil, fmt.Errorf("sqldedupe: %w", err)
+	return false, nil, m.claimError(ctx, err)
+}
+
+// claimError: a claim that was waiting for another holder says so. A caller's
+// context that ended is not the other holder's doing.
+func (m *mysql) claimError(ctx context.Context, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("sqldedupe: %w: %w", ctx.Err(), err)
+	case waitedTooLong(mysqlCode(err)):
+		return fmt.Errorf("sqldedupe: %w: waited %v: %w", dedupe.ErrInProgress, m.o.LockWait, err)
+	}
+	return fmt.Errorf("sqldedupe: %w", err)
 }
 
 // insert claims, with a bound of its own for the wait.
-func (m *mysql) insert(ctx context.Context, tx *sql.Tx, args ...any) error {
+func (m *mysql) insert(ctx context.Context, tx *sql.Tx, wait time.Duration, statement string, args ...any) error {
 	by, err := m.boundBy(ctx, tx)
 	if err != nil {
 		return err
 	}
 	if by == boundByStatement {
-		seconds := strconv.FormatFloat(max(m.o.LockWait, time.Millisecond).Seconds(), 'f', 6, 64)
-		_, err := tx.ExecContext(ctx, "set statement max_statement_time="+seconds+" for "+m.sql.claim, args...)
+		seconds := strconv.FormatFloat(max(wait, time.Millisecond).Seconds(), 'f', 6, 64)
+		_, err := tx.ExecContext(ctx, "set statement max_statement_time="+seconds+" for "+statement, args...)
 		return err
 	}
-	whole := int64((m.o.LockWait + time.Second - 1) / time.Second)
+	whole := int64((wait + time.Second - 1) / time.Second)
 	if _, err := tx.ExecContext(ctx, "set @unecho_wait = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = "+strconv.FormatInt(max(whole, 1), 10)); err != nil {
 		return err
 	}
-	_, err = tx.ExecContext(ctx, m.sql.claim, args...)
+	_, err = tx.ExecContext(ctx, statement, args...)
 	if mysqlCode(err) == mysqlDeadlock {
 		return err // the transaction is over, and the wait goes back with the next claim
 	}
@@ -159,28 +269,28 @@ func (m *mysql) boundBy(ctx context.Context, tx *sql.Tx) (int32, error) {
 func (m *mysql) winner(ctx context.Context, tx *sql.Tx, key dedupe.KeyID) (*dedupe.Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.o.Timeout)
 	defer cancel()
-	var r dedupe.Record
-	var fingerprint []byte
-	var doneAt int64
-	err := tx.QueryRowContext(ctx, m.sql.winner, key[:]).Scan(&fingerprint, &r.Fields, &r.Reply, &doneAt)
+	w, err := scanMySQLWinner(tx.QueryRowContext(ctx, m.sql.winner, key[:]).Scan)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("sqldedupe: read the record of the key: %w", err)
 	}
-	copy(r.Fingerprint[:], fingerprint)
-	r.DoneAt = time.UnixMilli(doneAt)
-	return &r, nil
+	return &w.record, nil
 }
 
 // Commit implements dedupe.TxDriver.
 func (m *mysql) Commit(ctx context.Context, s *scope, c dedupe.Claim, reply []byte) error {
+	return m.CommitBatch(ctx, s, []dedupe.Claim{c}, [][]byte{reply})
+}
+
+// CommitBatch implements dedupe.BatchDriver.
+func (m *mysql) CommitBatch(ctx context.Context, s *scope, claims []dedupe.Claim, replies [][]byte) error {
 	err := s.finish(ctx, func(ready func() bool) error {
 		if err := m.fit(ctx, s, ready); err != nil {
 			return unfit(err, s.tx.Rollback())
 		}
-		return commit(ctx, m, s, c, reply, func(err error) bool { return refused(mysqlCode(err)) })
+		return commit(ctx, m, s, claims, replies, func(err error) bool { return refused(mysqlCode(err)) })
 	})
 	if err != nil {
 		return fmt.Errorf("sqldedupe: %w", err)
@@ -212,6 +322,18 @@ func (m *mysql) Rollback(ctx context.Context, s *scope) error {
 func (m *mysql) replyIn(ctx context.Context, tx *sql.Tx, k dedupe.Key, reply []byte) (sql.Result, error) {
 	key := k.Stored()
 	return tx.ExecContext(ctx, m.sql.reply, reply, key[:])
+}
+
+// repliesIn implements claimsIn.
+func (m *mysql) repliesIn(ctx context.Context, tx *sql.Tx, replies []kept) error {
+	var pairs, keys []any
+	for _, k := range replies {
+		key := k.key.Stored()
+		pairs, keys = append(pairs, key[:], k.reply), append(keys, key[:])
+	}
+	statement := m.sql.replies + strings.Repeat(" when ? then ?", len(replies)) + m.sql.repliesFor + list("?", len(keys)) + ")"
+	_, err := tx.ExecContext(ctx, statement, append(pairs, keys...)...)
+	return err
 }
 
 // Conflict implements dedupe.TxDriver.

@@ -58,6 +58,10 @@ func TestConformanceMySQL(t *testing.T) {
 			c.ClientFoundRows, c.ParseTime, c.Loc = true, true, time.Local
 			c.Params = map[string]string{"time_zone": "'-11:00'"}
 		},
+		"packets of a mebibyte": func(c *mysqldriver.Config) { c.MaxAllowedPacket = 1 << 20 },
+		"packets of a mebibyte, no prepared statements": func(c *mysqldriver.Config) {
+			c.MaxAllowedPacket, c.InterpolateParams = 1<<20, true
+		},
 		"several statements": func(c *mysqldriver.Config) { c.MultiStatements = true },
 	} {
 		t.Run(name, func(t *testing.T) { storetest.Run(t, openMySQL(sqldedupe.Options{Anonymous: true}, change)) })

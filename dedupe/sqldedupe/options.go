@@ -52,7 +52,9 @@ type Options struct {
 	// LockWait is how long a claim waits for another holder of the key, or on
 	// SQLite for any other writer, before it is ErrInProgress. It does not
 	// bound the handler's statements. Defaults to 2 s; -1 is hardly at all. On
-	// MySQL, though not on MariaDB, it is rounded up to whole seconds.
+	// MySQL, though not on MariaDB, it is rounded up to whole seconds. For a
+	// batch it bounds the wait for each key on PostgreSQL and MySQL; on MariaDB
+	// and SQLite that for all of them, with a millisecond more for each.
 	LockWait time.Duration
 	// Timeout bounds the wait for a free connection, and each answer of the
 	// database that the store itself waits for, beside LockWait.
@@ -132,7 +134,8 @@ func (o *Options) timeout() time.Duration {
 	return o.Timeout
 }
 
-// NewStore returns the store in db, which stays the caller's. o may be nil.
+// NewStore returns the store in db, which stays the caller's. It is a
+// [dedupe.Batcher] on every dialect. o may be nil.
 // Nothing is sent yet: see [Migrate] and [Validate]. It panics if db is nil, or
 // with [Options.Check]'s error.
 func NewStore(db *sql.DB, d Dialect, o *Options) dedupe.Store[*sql.Tx] {
@@ -140,12 +143,13 @@ func NewStore(db *sql.DB, d Dialect, o *Options) dedupe.Store[*sql.Tx] {
 		panic("sqldedupe: NewStore: the database is nil")
 	}
 	n := o.normal(d)
-	return store{dedupe.NewTxStore(newDriver(base{db: db, o: n}, d), &n.Tx)}
+	return newStore(newDriver(base{db: db, o: n}, d), &n.Tx)
 }
 
 // dialect is what a driver of a dialect can do.
 type dialect interface {
 	dedupe.TxDriver[*scope]
+	dedupe.BatchDriver[*scope]
 	claimsIn
 }
 
@@ -160,7 +164,15 @@ func newDriver(b base, d Dialect) dialect {
 }
 
 // store hides what a scope is beside its *sql.Tx.
-type store struct{ inner dedupe.Store[*scope] }
+type store struct {
+	inner dedupe.Store[*scope]
+	batch dedupe.Batcher[*scope]
+}
+
+func newStore(d dialect, o *dedupe.TxOptions) store {
+	inner := dedupe.NewTxStore(d, o)
+	return store{inner, inner.(dedupe.Batcher[*scope])}
+}
 
 // Once implements dedupe.Store.
 func (s store) Once(ctx context.Context, c dedupe.Claim, fn func(context.Context, *sql.Tx) ([]byte, error)) (dedupe.Result, error) {
@@ -168,3 +180,12 @@ func (s store) Once(ctx context.Context, c dedupe.Claim, fn func(context.Context
 		return fn(ctx, scope.tx)
 	})
 }
+
+// OnceEach implements dedupe.Batcher.
+func (s store) OnceEach(ctx context.Context, claims []dedupe.Claim, fn func(context.Context, *sql.Tx, []int) ([][]byte, error)) ([]dedupe.Answer, error) {
+	return s.batch.OnceEach(ctx, claims, func(ctx context.Context, scope *scope, fresh []int) ([][]byte, error) {
+		return fn(ctx, scope.tx, fresh)
+	})
+}
+
+var _ dedupe.Batcher[*sql.Tx] = store{}

@@ -49,6 +49,88 @@ func (p *postgres) Begin(ctx context.Context, c dedupe.Claim) (*scope, *dedupe.R
 	return nil, nil, errVanishing
 }
 
+// BeginBatch implements dedupe.BatchDriver.
+func (p *postgres) BeginBatch(ctx context.Context, claims []dedupe.Claim) (*scope, []*dedupe.Record, error) {
+	for range maxVanished {
+		s, err := p.begin(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		b := newBatch(claims)
+		all, err := p.claimBatch(ctx, s, b)
+		if all && s.xid != "" {
+			return s, b.priors(), nil
+		}
+		s.undo(ctx, p.o.Timeout)
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case all:
+			return nil, b.priors(), nil
+		}
+	}
+	return nil, nil, errVanishing
+}
+
+// claimBatch claims the keys of b and reads the winners of the others. s has the
+// id of the transaction if it owns any. all is false if a winner was pruned
+// before it could be read.
+func (p *postgres) claimBatch(ctx context.Context, s *scope, b *batch) (all bool, err error) {
+	owned := make(map[dedupe.KeyID]bool)
+	bounded, cancel := context.WithTimeout(ctx, p.batchWait(len(b.rows))+p.o.Timeout)
+	defer cancel()
+	for some := range chunks(b.rows, row.size) {
+		claimed, err := collect(bounded, s.tx, s.scanClaimed, p.sql.ClaimEach, p.eachArgs(some)...)
+		if err == nil {
+			// Before the next statement, which notes the lock_timeout that it finds.
+			_, err = s.tx.ExecContext(bounded, pgkeys.LockBack)
+		}
+		if err != nil {
+			return false, p.claimError(ctx, err)
+		}
+		for _, id := range claimed {
+			owned[id] = true
+		}
+	}
+	for some := range chunks(b.without(func(id dedupe.KeyID) bool { return owned[id] }), row.size) {
+		if err := p.winners(ctx, s.tx, b, some); err != nil {
+			return false, err
+		}
+	}
+	return len(owned)+len(b.done) == len(b.rows), nil
+}
+
+// scanClaimed reads a key that a claim has inserted, and the transaction's id.
+func (s *scope) scanClaimed(scan func(...any) error) (dedupe.KeyID, error) {
+	var text string
+	if err := scan(&text, &s.xid); err != nil {
+		return dedupe.KeyID{}, err
+	}
+	return dedupe.ParseKeyID(text)
+}
+
+func (p *postgres) winners(ctx context.Context, tx *sql.Tx, b *batch, rows []row) error {
+	ctx, cancel := context.WithTimeout(ctx, p.o.Timeout)
+	defer cancel()
+	found, err := collect(ctx, tx, scanPostgresWinner, p.sql.Winners, array(rows, row.uuid))
+	if err != nil {
+		return fmt.Errorf("sqldedupe: read the records of the keys: %w", err)
+	}
+	b.add(found)
+	return nil
+}
+
+func scanPostgresWinner(scan func(...any) error) (w winner, err error) {
+	var id string
+	var fingerprint []byte
+	if err := scan(&id, &fingerprint, &w.record.Fields, &w.record.Reply, &w.record.DoneAt); err != nil {
+		return winner{}, err
+	}
+	copy(w.record.Fingerprint[:], fingerprint)
+	w.id, err = dedupe.ParseKeyID(id)
+	return w, err
+}
+
 var errVanishing = fmt.Errorf("sqldedupe: %w: its record has come and gone %d times", dedupe.ErrInProgress, maxVanished)
 
 // claim returns the id of the transaction if it owns the key. If there is none
@@ -59,18 +141,26 @@ func (p *postgres) claim(ctx context.Context, tx *sql.Tx, c dedupe.Claim) (xid s
 	args := []any{uuid(c.Key), c.Fingerprint[:], pgkeys.Microseconds(c.Retain), strconv.FormatInt(pgkeys.Milliseconds(p.o.LockWait), 10)}
 	var lockTimeout string
 	err := tx.QueryRowContext(bounded, p.sql.Claim, append(append(args, p.readable(c.Key)...), p.fields(c))...).Scan(&xid, &lockTimeout)
-	code := sqlState(err)
 	switch {
 	case err == nil:
 		return xid, nil
 	case errors.Is(err, sql.ErrNoRows):
 		return "", nil
-	case ctx.Err() != nil:
-		return "", fmt.Errorf("sqldedupe: %w: %w", ctx.Err(), err)
-	case code == pgkeys.LockTimeout, code == pgkeys.QueryCanceled:
-		return "", fmt.Errorf("sqldedupe: %w: waited %v: %w", dedupe.ErrInProgress, p.o.LockWait, err)
 	}
-	return "", fmt.Errorf("sqldedupe: %w", err)
+	return "", p.claimError(ctx, err)
+}
+
+// claimError: a claim that was waiting for another holder says so. A caller's
+// context that ended is not the other holder's doing.
+func (p *postgres) claimError(ctx context.Context, err error) error {
+	code := sqlState(err)
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("sqldedupe: %w: %w", ctx.Err(), err)
+	case code == pgkeys.LockTimeout, code == pgkeys.QueryCanceled:
+		return fmt.Errorf("sqldedupe: %w: waited %v: %w", dedupe.ErrInProgress, p.o.LockWait, err)
+	}
+	return fmt.Errorf("sqldedupe: %w", err)
 }
 
 // claimIn implements claimsIn. The savepoint lets tx go on after a wait that was
@@ -105,6 +195,14 @@ func (p *postgres) replyIn(ctx context.Context, tx *sql.Tx, k dedupe.Key, reply 
 	return tx.ExecContext(ctx, p.sql.Reply, uuid(k), reply)
 }
 
+// repliesIn implements claimsIn.
+func (p *postgres) repliesIn(ctx context.Context, tx *sql.Tx, replies []kept) error {
+	_, err := tx.ExecContext(ctx, p.sql.Replies,
+		array(replies, func(k kept) *string { return hexText(k.key.Stored()) }),
+		array(replies, func(k kept) *string { return byteaText(k.reply) }))
+	return err
+}
+
 // winner reads who has done the key; nil if there is nobody any more.
 func (p *postgres) winner(ctx context.Context, tx *sql.Tx, c dedupe.Claim) (*dedupe.Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.o.Timeout)
@@ -129,11 +227,16 @@ func uuid(k dedupe.Key) string {
 
 // Commit implements dedupe.TxDriver.
 func (p *postgres) Commit(ctx context.Context, s *scope, c dedupe.Claim, reply []byte) error {
+	return p.CommitBatch(ctx, s, []dedupe.Claim{c}, [][]byte{reply})
+}
+
+// CommitBatch implements dedupe.BatchDriver.
+func (p *postgres) CommitBatch(ctx context.Context, s *scope, claims []dedupe.Claim, replies [][]byte) error {
 	err := s.finish(ctx, func(ready func() bool) error {
 		if err := p.fit(ctx, s, ready); err != nil {
 			return unfit(err, s.tx.Rollback())
 		}
-		return commit(ctx, p, s, c, reply, func(err error) bool { return pgkeys.Refused(sqlState(err)) })
+		return commit(ctx, p, s, claims, replies, func(err error) bool { return pgkeys.Refused(sqlState(err)) })
 	})
 	if err != nil {
 		return fmt.Errorf("sqldedupe: %w", err)

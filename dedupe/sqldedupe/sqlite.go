@@ -29,6 +29,10 @@ func newSQLite(b base) *sqlite {
 
 type sqliteStatements struct {
 	claim, winner, reply, conflict, prune string
+
+	claimEach, each, claimed string // before the rows, each of them, and after
+	winners                  string // before the keys
+	replies, repliesTo       string // around the pairs of key and reply
 }
 
 // mark is a savepoint that lives as long as the transaction of the claim. The
@@ -42,15 +46,21 @@ const (
 func newSQLiteStatements(s *migrate.Set) sqliteStatements {
 	fill := strings.NewReplacer("{{key}}", s.Table("unecho_key"), "{{conflict}}", s.Table("unecho_conflict"),
 		"{{now}}", "cast(unixepoch('subsec') * 1000 as integer)").Replace
+	const (
+		into    = "insert into {{key}} (key, fingerprint, done_at, expires_at, tenant, consumer, source, id, fields) values "
+		each    = "(?, ?, {{now}}, {{now}} + ?, ?, ?, ?, ?, ?)"
+		claimed = " on conflict (key) do nothing returning key"
+		winner  = "select key, fingerprint, fields, reply, reply is not null, done_at from {{key}} where key "
+	)
 	return sqliteStatements{
 		// The row that it returns means that the key is ours: there is nobody
 		// else in the middle of a write.
-		claim: fill(`insert into {{key}} (key, fingerprint, done_at, expires_at, tenant, consumer, source, id, fields)
-values (?1, ?2, {{now}}, {{now}} + ?3, ?4, ?5, ?6, ?7, ?8)
-on conflict (key) do nothing
-returning 1`),
-		winner: fill(`select fingerprint, fields, reply, reply is not null, done_at from {{key}} where key = ?1`),
-		reply:  fill(`update {{key}} set reply = ?2 where key = ?1`),
+		claim:     fill(into + each + claimed),
+		claimEach: fill(into), each: fill(each), claimed: claimed,
+		winner:  fill(winner + "= ?"),
+		winners: fill(winner + "in ("),
+		replies: fill("update {{key}} set reply = r.column2 from (values "), repliesTo: ") as r where key = r.column1",
+		reply: fill(`update {{key}} set reply = ?2 where key = ?1`),
 		conflict: fill(`insert into {{conflict}} (key, fingerprint, first_fingerprint, seen_at, reason, fields, tenant, consumer, source, id)
 values (?1, ?2, ?3, {{now}}, ?4, ?5, ?6, ?7, ?8, ?9) on conflict do nothing`),
 		prune: fill(`delete from {{key}} where rowid in
@@ -68,19 +78,46 @@ func milliseconds(d time.Duration) int64 {
 }
 
 // Begin implements dedupe.TxDriver.
-func (l *sqlite) Begin(ctx context.Context, c dedupe.Claim) (*scope, *dedupe.Record, error) {
-	wait, cancel := context.WithTimeout(ctx, l.o.LockWait)
+func (l *sqlite) Begin(ctx context.Context, c dedupe.Claim) (s *scope, prior *dedupe.Record, err error) {
+	s, err = l.write(ctx, l.o.LockWait, func(ctx context.Context, tx *sql.Tx) (owned bool, err error) {
+		owned, prior, err = l.claimIn(ctx, tx, c)
+		return owned, err
+	})
+	return s, prior, err
+}
+
+// BeginBatch implements dedupe.BatchDriver.
+func (l *sqlite) BeginBatch(ctx context.Context, claims []dedupe.Claim) (*scope, []*dedupe.Record, error) {
+	var b *batch
+	s, err := l.write(ctx, l.batchWait(len(claims)), func(ctx context.Context, tx *sql.Tx) (bool, error) {
+		b = newBatch(claims) // a try that failed may have seen what is no more
+		return l.claimBatch(ctx, tx, b)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return s, b.priors(), nil
+}
+
+// claims is what is done first in a transaction. If it owns nothing then, or
+// there is an error, the transaction is undone.
+type claims = func(ctx context.Context, tx *sql.Tx) (owned bool, err error)
+
+// write claims as the only writer, for which it waits at most so long. There is
+// a scope if anything is owned.
+func (l *sqlite) write(ctx context.Context, most time.Duration, do claims) (*scope, error) {
+	wait, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	select {
 	case l.writer <- struct{}{}:
 	case <-wait.Done():
-		return nil, nil, l.waited(ctx, wait.Err())
+		return nil, l.waited(ctx, wait.Err())
 	}
-	s, prior, err := l.poll(ctx, wait, c)
+	s, err := l.poll(ctx, wait, do)
 	if s == nil {
 		<-l.writer
 	}
-	return s, prior, err
+	return s, err
 }
 
 // waited is the error of a wait for another writer.
@@ -91,22 +128,22 @@ func (l *sqlite) waited(ctx context.Context, err error) error {
 	return fmt.Errorf("sqldedupe: %w: waited %v for another writer: %w", dedupe.ErrInProgress, l.o.LockWait, err)
 }
 
-// poll claims the key as soon as no other process writes, until wait is done.
-// Each try is a transaction of its own: one that was refused the lock may have
-// taken a snapshot, and would be refused for that from then on.
-func (l *sqlite) poll(ctx, wait context.Context, c dedupe.Claim) (*scope, *dedupe.Record, error) {
+// poll claims as soon as no other process writes, until wait is done. Each try
+// is a transaction of its own: one that was refused the lock may have taken a
+// snapshot, and would be refused for that from then on.
+func (l *sqlite) poll(ctx, wait context.Context, do claims) (*scope, error) {
 	for {
-		s, prior, err := l.try(ctx, wait, c)
+		s, err := l.try(ctx, wait, do)
 		if err == nil {
-			return s, prior, nil
+			return s, nil
 		}
 		switch {
 		case errors.Is(err, dedupe.ErrUnavailable):
-			return nil, nil, err
+			return nil, err
 		case !isBusy(err) && wait.Err() == nil:
-			return nil, nil, fmt.Errorf("sqldedupe: %w", err)
+			return nil, fmt.Errorf("sqldedupe: %w", err)
 		case !pause(wait):
-			return nil, nil, l.waited(ctx, err)
+			return nil, l.waited(ctx, err)
 		}
 	}
 }
@@ -124,58 +161,107 @@ func pause(ctx context.Context) bool {
 }
 
 // try is one transaction: it is open, and ours, if there is a scope.
-func (l *sqlite) try(ctx, wait context.Context, c dedupe.Claim) (*scope, *dedupe.Record, error) {
+func (l *sqlite) try(ctx, wait context.Context, do claims) (*scope, error) {
 	s, err := l.begin(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	owned, prior, err := l.claimIn(wait, s.tx, c)
+	owned, err := do(wait, s.tx)
 	if owned && err == nil {
 		_, err = s.tx.ExecContext(ctx, mark)
 	}
 	if owned && err == nil {
-		return s, nil, nil
+		return s, nil
 	}
 	s.undo(ctx, l.o.Timeout)
-	return nil, prior, err
+	return nil, err
+}
+
+// claimBatch claims what is new and reads the winners of the rest, which nobody
+// changes meanwhile.
+func (l *sqlite) claimBatch(ctx context.Context, tx *sql.Tx, b *batch) (owned bool, err error) {
+	ours := make(map[dedupe.KeyID]bool)
+	for some := range chunks(b.rows, row.size) {
+		claimed, err := collect(ctx, tx, scanID, l.sql.claimEach+list(l.sql.each, len(some))+l.sql.claimed, l.allArgs(some)...)
+		if err != nil {
+			return false, err
+		}
+		for _, id := range claimed {
+			ours[id] = true
+		}
+	}
+	for some := range chunks(b.without(func(id dedupe.KeyID) bool { return ours[id] }), row.size) {
+		found, err := collect(ctx, tx, scanSQLiteWinner, l.sql.winners+list("?", len(some))+")", idArgs(some)...)
+		if err != nil {
+			return false, fmt.Errorf("read the records of the keys: %w", err)
+		}
+		b.add(found)
+	}
+	if len(ours)+len(b.done) != len(b.rows) {
+		return false, errors.New("the table has neither taken a key nor has it")
+	}
+	return len(ours) > 0, nil
+}
+
+func scanID(scan func(...any) error) (dedupe.KeyID, error) {
+	var key []byte
+	err := scan(&key)
+	if err == nil && len(key) != len(dedupe.KeyID{}) {
+		err = fmt.Errorf("a key has %d bytes", len(key))
+	}
+	if err != nil {
+		return dedupe.KeyID{}, err
+	}
+	return dedupe.KeyID(key), nil
+}
+
+func scanSQLiteWinner(scan func(...any) error) (w winner, err error) {
+	var (
+		fingerprint []byte
+		replied     bool
+		doneAt      int64
+	)
+	w.id, err = scanID(func(key ...any) error {
+		return scan(key[0], &fingerprint, &w.record.Fields, &w.record.Reply, &replied, &doneAt)
+	})
+	copy(w.record.Fingerprint[:], fingerprint)
+	w.record.DoneAt = time.UnixMilli(doneAt)
+	if replied && w.record.Reply == nil {
+		w.record.Reply = []byte{} // the driver has one value for an empty blob and none
+	}
+	return w, err
 }
 
 // claimIn implements claimsIn. It takes the write lock with its first statement,
 // and with it a view of the database that nobody changes.
 func (l *sqlite) claimIn(ctx context.Context, tx *sql.Tx, c dedupe.Claim) (owned bool, prior *dedupe.Record, err error) {
-	key := c.Key.Stored()
-	args := []any{key[:], c.Fingerprint[:], milliseconds(c.Retain)}
-	err = tx.QueryRowContext(ctx, l.sql.claim, append(append(args, l.readable(c.Key)...), l.fields(c))...).Scan(new(int))
+	r := row{c.Key.Stored(), c}
+	err = tx.QueryRowContext(ctx, l.sql.claim, l.args(r)...).Scan(new([]byte))
 	switch {
 	case err == nil:
 		return true, nil, nil
 	case !errors.Is(err, sql.ErrNoRows):
 		return false, nil, err
 	}
-	var (
-		r           dedupe.Record
-		fingerprint []byte
-		replied     bool
-		doneAt      int64
-	)
-	if err := tx.QueryRowContext(ctx, l.sql.winner, key[:]).Scan(&fingerprint, &r.Fields, &r.Reply, &replied, &doneAt); err != nil {
+	w, err := scanSQLiteWinner(tx.QueryRowContext(ctx, l.sql.winner, r.id[:]).Scan)
+	if err != nil {
 		return false, nil, fmt.Errorf("read the record of the key: %w", err)
 	}
-	copy(r.Fingerprint[:], fingerprint)
-	r.DoneAt = time.UnixMilli(doneAt)
-	if replied && r.Reply == nil {
-		r.Reply = []byte{} // the driver has one value for an empty blob and none
-	}
-	return false, &r, nil
+	return false, &w.record, nil
 }
 
 // Commit implements dedupe.TxDriver.
 func (l *sqlite) Commit(ctx context.Context, s *scope, c dedupe.Claim, reply []byte) error {
+	return l.CommitBatch(ctx, s, []dedupe.Claim{c}, [][]byte{reply})
+}
+
+// CommitBatch implements dedupe.BatchDriver.
+func (l *sqlite) CommitBatch(ctx context.Context, s *scope, claims []dedupe.Claim, replies [][]byte) error {
 	err := s.finish(ctx, func(ready func() bool) error {
 		defer func() { <-l.writer }()
 		err := l.fit(ctx, s, ready)
 		if err == nil {
-			return commit(ctx, l, s, c, reply, keptOut)
+			return commit(ctx, l, s, claims, replies, keptOut)
 		}
 		_ = s.tx.Rollback()
 		return err
@@ -217,6 +303,17 @@ func (l *sqlite) Rollback(ctx context.Context, s *scope) error {
 func (l *sqlite) replyIn(ctx context.Context, tx *sql.Tx, k dedupe.Key, reply []byte) (sql.Result, error) {
 	key := k.Stored()
 	return tx.ExecContext(ctx, l.sql.reply, key[:], reply)
+}
+
+// repliesIn implements claimsIn.
+func (l *sqlite) repliesIn(ctx context.Context, tx *sql.Tx, replies []kept) error {
+	var args []any
+	for _, k := range replies {
+		key := k.key.Stored()
+		args = append(args, key[:], k.reply)
+	}
+	_, err := tx.ExecContext(ctx, l.sql.replies+list("(?, ?)", len(replies))+l.sql.repliesTo, args...)
+	return err
 }
 
 // conflictIn implements claimsIn.

@@ -4,8 +4,8 @@
 // A driver's test is a [Harness] around it and one call of [Run]: the harness
 // opens stores, writes effects and counts the committed ones. What a store can
 // do beyond that is an optional interface of the harness ([Pooled], [Retrier],
-// [Aborter], [Ender], [Cutter], [Breaker], [Pruner], [Administered], [Eager]):
-// the cases that need a power do not apply, and say so, where it is missing.
+// [Aborter], [Ender], [Cutter], [Breaker], [Pruner], [Administered], [ClaimLog],
+// [Eager]): the cases that need a power do not apply, and say so, where it is missing.
 //
 // [RunLease] is the same for lease drivers, and [RunClaim] for claims in
 // transactions that the caller owns. [RunMachine], [RunLinear] and their like

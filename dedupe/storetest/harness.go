@@ -96,6 +96,14 @@ type Administered interface {
 	Admin() dedupe.Admin
 }
 
+// ClaimLog is a harness that can see in which order keys are stored.
+type ClaimLog interface {
+	// LogClaims begins to note them. The function that it returns returns the
+	// ids of those that were committed since, in the order in which they were
+	// stored.
+	LogClaims(tb testing.TB) (claimed func() []dedupe.KeyID)
+}
+
 // Eager is a harness whose store asks the handler for statements before it
 // claims the key: the handler runs for a duplicate, too, has no effect then,
 // and holds nothing while it runs.
