@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/unecho/unecho/dedupe/internal/pgkeys"
-	"github.com/unecho/unecho/dedupe/internal/prune"
+	"github.com/unecho/unecho/internal/prune"
 	"github.com/unecho/unecho/internal/migrate"
 	"github.com/unecho/unecho/internal/migrate/pgxmigrate"
 )

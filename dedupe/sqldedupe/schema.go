@@ -8,7 +8,7 @@ import (
 	"io/fs"
 
 	"github.com/unecho/unecho/dedupe/internal/pgkeys"
-	"github.com/unecho/unecho/dedupe/internal/prune"
+	"github.com/unecho/unecho/internal/prune"
 	"github.com/unecho/unecho/internal/migrate"
 )
 
