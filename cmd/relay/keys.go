@@ -227,13 +227,18 @@ func pruneKeys(with withConfig) *cobra.Command {
 	var limit int
 	cmd := &cobra.Command{Use: "prune", Short: "Delete keys whose retention is over; not soon after a downtime of the consumer", Args: noArgs,
 		RunE: with(keyStore(func(cmd *cobra.Command, pool *pgxpool.Pool, o *pgdedupe.Options, _ []string) error {
-			n, err := pgdedupe.Prune(cmd.Context(), pool, o, limit)
-			if err != nil {
-				return err
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), "pruned", n)
-			return err
+			return prunes(cmd, limit, func(ctx context.Context, limit int) (int, error) { return pgdedupe.Prune(ctx, pool, o, limit) })
 		}))}
 	cmd.Flags().IntVar(&limit, "limit", 0, "at most so many; 0 is all")
 	return cmd
+}
+
+// prunes says how many rows were deleted.
+func prunes(cmd *cobra.Command, limit int, prune func(ctx context.Context, limit int) (int, error)) error {
+	n, err := prune(cmd.Context(), limit)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(cmd.OutOrStdout(), "pruned", n)
+	return err
 }
