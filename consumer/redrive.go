@@ -281,7 +281,8 @@ func (r *redriver) note(ctx context.Context, p *Parked, change func(*Parked)) er
 			return nil
 		}
 		err := r.lot.Update(ctx, &next)
-		if err == nil || n == maxNotes || !errors.Is(err, ErrParkedChanged) && !errors.Is(err, dedupe.ErrUnknownOutcome) {
+		lost := errors.Is(err, dedupe.ErrUnknownOutcome)
+		if err == nil || n == maxNotes || !lost && !errors.Is(err, ErrParkedChanged) {
 			return err
 		}
 		before := p.Version
@@ -290,7 +291,7 @@ func (r *redriver) note(ctx context.Context, p *Parked, change func(*Parked)) er
 		} else if err != nil {
 			return err
 		}
-		if p.Version == before+1 && p.State == next.State && p.Error == next.Error && p.Attempts == next.Attempts {
+		if lost && p.Version == before+1 && p.State == next.State && p.Error == next.Error && p.Attempts == next.Attempts {
 			return nil // the change whose answer was lost
 		}
 	}
