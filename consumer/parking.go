@@ -10,6 +10,7 @@ import (
 	"hash"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/unecho/unecho/dedupe"
 	"github.com/unecho/unecho/envelope"
@@ -213,5 +214,13 @@ func writePart(h hash.Hash, part []byte) {
 	h.Write(part)
 }
 
-// parkedError is errorText as every database can keep it.
-func parkedError(err error) string { return strings.ToValidUTF8(errorText(err), "?") }
+// parkedError is errorText as every database can keep it, and every terminal bear
+// it.
+func parkedError(err error) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(errorText(err), "?"))
+}

@@ -172,13 +172,14 @@ func scanWhole(row pgx.CollectableRow) (record, error) {
 	return r, nil
 }
 
-// text is s as a column of that type can hold it. What is for people may lose
-// what is no text; refusing it would let the message block what is behind it.
+// text is s as a column of that type can hold it: without NUL, and in UTF-8, which
+// Map makes of anything. What is for people may lose what is no text; refusing it
+// would let the message block what is behind it.
 func text(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == 0 {
 			return ' '
 		}
 		return r
-	}, strings.ToValidUTF8(s, "?"))
+	}, s)
 }

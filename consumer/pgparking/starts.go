@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"slices"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -51,7 +50,7 @@ func placesOf(names []string) (hashes [][]byte, readable []string, err error) {
 			return nil, nil, errPlaces
 		}
 		hashes = append(hashes, places[i].hash[:])
-		readable = append(readable, text(strings.ReplaceAll(places[i].name, "\x00", " ")))
+		readable = append(readable, text(places[i].name))
 	}
 	return hashes, readable, nil
 }
