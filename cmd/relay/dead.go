@@ -60,23 +60,11 @@ func deadIDs(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// discardDead fails at the end if it did not work for one.
 func discardDead(cmd *cobra.Command, lot *pgparking.Lot, args []string) error {
-	var failed error
-	for _, id := range args {
-		err := consumer.DiscardParked(cmd.Context(), lot, id)
-		switch {
-		case errors.Is(err, consumer.ErrNotParked), errors.Is(err, consumer.ErrParkedChanged):
-			failed = errors.Join(failed, err)
-		case err != nil:
-			return err
-		default:
-			if _, err := fmt.Fprintln(cmd.OutOrStdout(), "discarded", id); err != nil {
-				return err
-			}
-		}
-	}
-	return failed
+	return eachArg(cmd, "discarded", args, func(id string) (own bool, err error) {
+		err = consumer.DiscardParked(cmd.Context(), lot, id)
+		return errors.Is(err, consumer.ErrNotParked) || errors.Is(err, consumer.ErrParkedChanged), err
+	})
 }
 
 func listDead(with withConfig) *cobra.Command {
@@ -128,11 +116,7 @@ func printDead(out, hints io.Writer, page consumer.ParkedPage, asJSON bool) erro
 			return err
 		}
 	}
-	if page.Next != "" {
-		_, err := fmt.Fprintf(hints, "there may be more: --after %s\n", page.Next)
-		return err
-	}
-	return nil
+	return hintMore(hints, page.Next)
 }
 
 // place is where the message was taken from, or its topic if that is not known.

@@ -64,23 +64,44 @@ func keyIDs(_ *cobra.Command, args []string) error {
 // for one.
 func eachKey(done string, do func(dedupe.Admin, context.Context, dedupe.KeyID) error) func(*cobra.Command, dedupe.Admin, []string) error {
 	return func(cmd *cobra.Command, a dedupe.Admin, args []string) error {
-		var failed error
-		for _, arg := range args {
+		return eachArg(cmd, done, args, func(arg string) (own bool, err error) {
 			id, _ := dedupe.ParseKeyID(arg) // checked by keyIDs
-			err := do(a, cmd.Context(), id)
-			switch {
-			case errors.Is(err, dedupe.ErrNotFound), errors.Is(err, dedupe.ErrWrongState):
-				failed = errors.Join(failed, fmt.Errorf("%v: %w", id, err))
-			case err != nil:
+			err = do(a, cmd.Context(), id)
+			if own = errors.Is(err, dedupe.ErrNotFound) || errors.Is(err, dedupe.ErrWrongState); own {
+				err = fmt.Errorf("%v: %w", id, err)
+			}
+			return own, err
+		})
+	}
+}
+
+// eachArg does something to each argument, and fails at the end if that met an
+// error that is this argument's own.
+func eachArg(cmd *cobra.Command, done string, args []string, do func(arg string) (own bool, err error)) error {
+	var failed error
+	for _, arg := range args {
+		own, err := do(arg)
+		switch {
+		case own:
+			failed = errors.Join(failed, err)
+		case err != nil:
+			return err
+		default:
+			if _, err := fmt.Fprintln(cmd.OutOrStdout(), done, arg); err != nil {
 				return err
-			default:
-				if _, err := fmt.Fprintln(cmd.OutOrStdout(), done, id); err != nil {
-					return err
-				}
 			}
 		}
-		return failed
 	}
+	return failed
+}
+
+// hintMore says how a list goes on that has a next page.
+func hintMore(hints io.Writer, next string) error {
+	if next == "" {
+		return nil
+	}
+	_, err := fmt.Fprintf(hints, "there may be more: --after %s\n", next)
+	return err
 }
 
 func showKey(with withConfig) *cobra.Command {
@@ -187,11 +208,7 @@ func printKeys(out, hints io.Writer, page dedupe.Page, asJSON bool) error {
 			return err
 		}
 	}
-	if page.Next != "" {
-		_, err := fmt.Fprintf(hints, "there may be more: --after %s\n", page.Next)
-		return err
-	}
-	return nil
+	return hintMore(hints, page.Next)
 }
 
 func countKeys(with withConfig) *cobra.Command {

@@ -116,6 +116,10 @@ type Counts struct {
 // rows of a state.
 func (l *Lot) Counts(ctx context.Context) (Counts, error) {
 	c := Counts{States: make(map[consumer.ParkedState]int64)}
+	var states []string // which every mode of pgx can encode, other than a slice of states
+	for _, s := range consumer.ParkedStates() {
+		states = append(states, string(s))
+	}
 	_, err := rows(ctx, l.db, "count", false, func(row pgx.CollectableRow) (struct{}, error) {
 		var state consumer.ParkedState
 		var n int64
@@ -126,7 +130,7 @@ func (l *Lot) Counts(ctx context.Context) (Counts, error) {
 			c.Oldest = *oldest
 		}
 		return struct{}{}, err
-	}, l.db.sql.counts, consumer.ParkedStates(), dedupe.CountCap)
+	}, l.db.sql.counts, states, dedupe.CountCap)
 	return c, err
 }
 

@@ -386,3 +386,34 @@ func TestSchemas(t *testing.T) {
 		}
 	}
 }
+
+// The statements work in every mode of pgx, so also through a pooler.
+func TestQueryModes(t *testing.T) {
+	f := newFixture(t)
+	for i, mode := range []string{"cache_statement", "cache_describe", "describe_exec", "exec", "simple_protocol"} {
+		t.Run(mode, func(t *testing.T) {
+			pool := testenv.PoolOf(t, f.url+"&default_query_exec_mode="+mode, 2)
+			lot, counter, ctx := pgparking.NewLot(pool, nil), pgparking.NewStartCounter(pool, nil), t.Context()
+			m := wire(t, fmt.Sprint(i), "x")
+			m.Header.Add("binary", []byte{0, 0xff, '\\', '\''})
+			if err := consumer.ParkIn(lot, "it's")(ctx, failure(m, 1, errBoom)); err != nil {
+				t.Fatal(err)
+			}
+			page, err := lot.List(ctx, consumer.ParkedFilter{})
+			if err != nil || len(page.Records) != 1 {
+				t.Fatalf("listed %d, %v", len(page.Records), err)
+			}
+			if p, err := lot.Find(ctx, page.Records[0].ID); err != nil || !reflect.DeepEqual(p.Message, m) {
+				t.Errorf("found %+v, %v", p, err)
+			}
+			id, err := consumer.Edit(ctx, lot, page.Records[0].ID, func(m *envelope.Message) error { m.Body = nil; return nil }, nil)
+			_, e1 := lot.Counts(ctx)
+			n, e2 := counter.Start(ctx, []string{"a", "b\x00'"})
+			_, e3 := pgparking.Prune(ctx, pool, nil, 0)
+			if err := errors.Join(err, e1, e2, e3, counter.End(ctx, []string{"b\x00'", "a"}), consumer.DiscardParked(ctx, lot, id)); err != nil || fmt.Sprint(n) != "[1 1]" {
+				t.Errorf("%v, %v", n, err)
+			}
+		})
+	}
+	f.wantInt(0, "select count(*) from unecho_start")
+}
