@@ -43,15 +43,20 @@ func Caused(ctx context.Context, cause, out *envelope.Message, ordinal int) (*en
 	if c.ID == "" {
 		c.ID = dedupe.Derive(key, "event:"+c.Type, ordinal)
 	}
+	c.Extensions = lineage(cause)
+	maps.Copy(c.Extensions, out.Extensions)
+	return c, nil
+}
+
+// lineage is what an event owes to its cause.
+func lineage(cause *envelope.Message) map[string]string {
 	ext := map[string]string{attrCausation: cause.ID, attrCorrelation: cause.ID}
 	for _, name := range []string{attrCorrelation, attrTraceParent, attrTraceState} {
 		if v := cause.Extensions[name]; v != "" {
 			ext[name] = v
 		}
 	}
-	maps.Copy(ext, out.Extensions)
-	c.Extensions = ext
-	return c, nil
+	return ext
 }
 
 // keyOfEvent is where a handler's context has the key of its event.

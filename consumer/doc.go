@@ -8,6 +8,8 @@
 //   - A delivery is acknowledged only after the handler has returned nil, and
 //     Wrap returns nil only behind a commit that is known, the record of a
 //     conflict, or the recognition of a duplicate that is done.
+//   - A redrive runs the handler through the same key as a delivery, and what it
+//     writes down never undoes what is known, or was decided, by then.
 //   - In progress is no outcome: such a delivery comes back, however often.
 //   - An error is judged an outage before anything else. Outages, unknown
 //     commits, keys in progress and handlers that were cut short spend no

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
+	"github.com/unecho/unecho/consumer/pgparking"
 	"github.com/unecho/unecho/dedupe/pgdedupe"
 	"github.com/unecho/unecho/internal/migrate"
 	"github.com/unecho/unecho/outbox"
@@ -41,7 +42,7 @@ func rootCommand(environ []string) *cobra.Command {
 	root.AddCommand(
 		&cobra.Command{Use: "run", Short: "Publish until SIGTERM; a second one ends at once", Args: noArgs,
 			RunE: with(func(cmd *cobra.Command, c *config, _ []string) error { return run(cmd.Context(), c, cmd.ErrOrStderr()) })},
-		migrateCommand(with), parkedCommand(with), keysCommand(with),
+		migrateCommand(with), parkedCommand(with), keysCommand(with), deadCommand(with),
 		&cobra.Command{Use: "version", Short: "Print the version", Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), version())
 			return err
@@ -104,7 +105,7 @@ func version() string {
 type withConfig func(func(*cobra.Command, *config, []string) error) func(*cobra.Command, []string) error
 
 // tables are what migrate knows: the outbox for the producer's database, the
-// keys for a consumer's.
+// keys and the parked messages for a consumer's.
 var tables = map[string]struct {
 	migrate func(ctx context.Context, pool *pgxpool.Pool, schema string) error
 	sql     func(schema string) (string, error)
@@ -127,12 +128,24 @@ var tables = map[string]struct {
 			return pgdedupe.SQL(o), nil
 		},
 	},
+	"parking": {
+		func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
+			return pgparking.Migrate(ctx, pool, &pgparking.Options{Schema: schema})
+		},
+		func(schema string) (string, error) {
+			o := &pgparking.Options{Schema: schema}
+			if err := o.Check(); err != nil {
+				return "", err
+			}
+			return pgparking.SQL(o), nil
+		},
+	},
 }
 
 func migrateCommand(with withConfig) *cobra.Command {
 	var sql bool
-	cmd := &cobra.Command{Use: "migrate [outbox|dedupe]", Short: "Create tables, or bring them to this version: the relay's outbox, or a consumer's keys",
-		ValidArgs: []string{"outbox", "dedupe"},
+	cmd := &cobra.Command{Use: "migrate [outbox|dedupe|parking]", Short: "Create tables, or bring them to this version: the relay's outbox, a consumer's keys, or its parked messages",
+		ValidArgs: []string{"outbox", "dedupe", "parking"},
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs)(cmd, args); err != nil {
 				return &usageError{err}

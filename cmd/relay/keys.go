@@ -64,23 +64,44 @@ func keyIDs(_ *cobra.Command, args []string) error {
 // for one.
 func eachKey(done string, do func(dedupe.Admin, context.Context, dedupe.KeyID) error) func(*cobra.Command, dedupe.Admin, []string) error {
 	return func(cmd *cobra.Command, a dedupe.Admin, args []string) error {
-		var failed error
-		for _, arg := range args {
+		return eachArg(cmd, done, args, func(arg string) (own bool, err error) {
 			id, _ := dedupe.ParseKeyID(arg) // checked by keyIDs
-			err := do(a, cmd.Context(), id)
-			switch {
-			case errors.Is(err, dedupe.ErrNotFound), errors.Is(err, dedupe.ErrWrongState):
-				failed = errors.Join(failed, fmt.Errorf("%v: %w", id, err))
-			case err != nil:
+			err = do(a, cmd.Context(), id)
+			if own = errors.Is(err, dedupe.ErrNotFound) || errors.Is(err, dedupe.ErrWrongState); own {
+				err = fmt.Errorf("%v: %w", id, err)
+			}
+			return own, err
+		})
+	}
+}
+
+// eachArg does something to each argument, and fails at the end if that met an
+// error that is this argument's own.
+func eachArg(cmd *cobra.Command, done string, args []string, do func(arg string) (own bool, err error)) error {
+	var failed error
+	for _, arg := range args {
+		own, err := do(arg)
+		switch {
+		case own:
+			failed = errors.Join(failed, err)
+		case err != nil:
+			return err
+		default:
+			if _, err := fmt.Fprintln(cmd.OutOrStdout(), done, arg); err != nil {
 				return err
-			default:
-				if _, err := fmt.Fprintln(cmd.OutOrStdout(), done, id); err != nil {
-					return err
-				}
 			}
 		}
-		return failed
 	}
+	return failed
+}
+
+// hintMore says how a list goes on that has a next page.
+func hintMore(hints io.Writer, next string) error {
+	if next == "" {
+		return nil
+	}
+	_, err := fmt.Fprintf(hints, "there may be more: --after %s\n", next)
+	return err
 }
 
 func showKey(with withConfig) *cobra.Command {
@@ -187,11 +208,7 @@ func printKeys(out, hints io.Writer, page dedupe.Page, asJSON bool) error {
 			return err
 		}
 	}
-	if page.Next != "" {
-		_, err := fmt.Fprintf(hints, "there may be more: --after %s\n", page.Next)
-		return err
-	}
-	return nil
+	return hintMore(hints, page.Next)
 }
 
 func countKeys(with withConfig) *cobra.Command {
@@ -227,13 +244,18 @@ func pruneKeys(with withConfig) *cobra.Command {
 	var limit int
 	cmd := &cobra.Command{Use: "prune", Short: "Delete keys whose retention is over; not soon after a downtime of the consumer", Args: noArgs,
 		RunE: with(keyStore(func(cmd *cobra.Command, pool *pgxpool.Pool, o *pgdedupe.Options, _ []string) error {
-			n, err := pgdedupe.Prune(cmd.Context(), pool, o, limit)
-			if err != nil {
-				return err
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), "pruned", n)
-			return err
+			return prunes(cmd, limit, func(ctx context.Context, limit int) (int, error) { return pgdedupe.Prune(ctx, pool, o, limit) })
 		}))}
 	cmd.Flags().IntVar(&limit, "limit", 0, "at most so many; 0 is all")
 	return cmd
+}
+
+// prunes says how many rows were deleted.
+func prunes(cmd *cobra.Command, limit int, prune func(ctx context.Context, limit int) (int, error)) error {
+	n, err := prune(cmd.Context(), limit)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(cmd.OutOrStdout(), "pruned", n)
+	return err
 }

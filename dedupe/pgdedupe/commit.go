@@ -10,6 +10,7 @@ import (
 
 	"github.com/unecho/unecho/dedupe"
 	"github.com/unecho/unecho/dedupe/internal/pgkeys"
+	"github.com/unecho/unecho/internal/sqlstate"
 )
 
 // States of a transaction, as the server reports them.
@@ -118,7 +119,7 @@ func (d *driver) commit(ctx context.Context, s *session, replies func(*pgx.Batch
 // whether it is safe to try again is not to be relied upon.
 func commitError(err error, byGuard bool) (unknown bool, _ error) {
 	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || isFatal(pg) || !pgkeys.Refused(pg.Code) {
+	if !errors.As(err, &pg) || isFatal(pg) || !sqlstate.Refused(pg.Code) {
 		return true, fmt.Errorf("%w: %w", dedupe.ErrUnknownOutcome, err)
 	}
 	if pg.Code == pgkeys.Aborted || byGuard && pg.Code == pgkeys.GuardFailed {

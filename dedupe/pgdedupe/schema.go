@@ -9,9 +9,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/unecho/unecho/dedupe/internal/pgkeys"
-	"github.com/unecho/unecho/dedupe/internal/prune"
 	"github.com/unecho/unecho/internal/migrate"
 	"github.com/unecho/unecho/internal/migrate/pgxmigrate"
+	"github.com/unecho/unecho/internal/prune"
 )
 
 // Migrate brings the tables to the version that this program needs. Any number

@@ -10,6 +10,7 @@ import (
 
 	"github.com/unecho/unecho/dedupe"
 	"github.com/unecho/unecho/dedupe/internal/pgkeys"
+	"github.com/unecho/unecho/internal/sqlstate"
 )
 
 // postgres implements dedupe.TxDriver. It works on the tables of pgdedupe, with
@@ -236,7 +237,7 @@ func (p *postgres) CommitBatch(ctx context.Context, s *scope, claims []dedupe.Cl
 		if err := p.fit(ctx, s, ready); err != nil {
 			return unfit(err, s.tx.Rollback())
 		}
-		return commit(ctx, p, s, claims, replies, func(err error) bool { return pgkeys.Refused(sqlState(err)) })
+		return commit(ctx, p, s, claims, replies, func(err error) bool { return sqlstate.Refused(sqlState(err)) })
 	})
 	if err != nil {
 		return fmt.Errorf("sqldedupe: %w", err)

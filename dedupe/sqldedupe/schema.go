@@ -8,8 +8,8 @@ import (
 	"io/fs"
 
 	"github.com/unecho/unecho/dedupe/internal/pgkeys"
-	"github.com/unecho/unecho/dedupe/internal/prune"
 	"github.com/unecho/unecho/internal/migrate"
+	"github.com/unecho/unecho/internal/prune"
 )
 
 //go:embed sqlite/*.sql mysql/*.sql

@@ -12,6 +12,7 @@ import (
 
 	"github.com/unecho/unecho/dedupe"
 	"github.com/unecho/unecho/internal/migrate"
+	"github.com/unecho/unecho/internal/sqlstate"
 )
 
 //go:embed sql/*.sql
@@ -186,36 +187,11 @@ const Aborted = "25P02"
 
 // Classify says what a code means.
 func Classify(code string) dedupe.Class {
-	switch code {
-	case "40001", "40P01", LockTimeout: // serialization failure, deadlock
+	switch {
+	case code == "40001", code == "40P01", code == LockTimeout: // serialization failure, deadlock
 		return dedupe.ClassRetry
-	case "25006": // read-only: what was the primary is a standby now
-		return dedupe.ClassUnavailable
-	}
-	if outage(code) || strings.HasPrefix(code, "53") { // 53: out of connections, memory, disk
+	case sqlstate.Outage(code):
 		return dedupe.ClassUnavailable
 	}
 	return dedupe.ClassOther
-}
-
-// outage: connection exceptions, the end of the server, its own I/O errors.
-func outage(code string) bool {
-	for _, class := range [...]string{"08", "57P", "58"} {
-		if strings.HasPrefix(code, class) {
-			return true
-		}
-	}
-	return false
-}
-
-// Refused reports whether an error with this code, in answer to a commit, says
-// that there was no commit. A server that says so says it as the verdict on the
-// statement; what a proxy or a dying server says is about the connection, and
-// the commit may have happened.
-func Refused(code string) bool {
-	switch code {
-	case "25P03", "25P04", "40003": // idle or transaction time-out, completion unknown
-		return false
-	}
-	return len(code) == 5 && !outage(code) && !strings.HasPrefix(code, "XX")
 }

@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/unecho/unecho/dedupe/internal/prune"
+	"github.com/unecho/unecho/internal/prune"
 )
 
 func TestRun(t *testing.T) {
