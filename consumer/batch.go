@@ -340,7 +340,11 @@ func (r *runner) tryGroup(ctx context.Context, jobs []*job) []error {
 		return nil
 	}
 	defer func() { <-r.workers }()
-	errs := r.handleGroup(ctx, jobs)
+	errs := r.countedGroup(ctx, jobs, func(jobs []*job) []error { return r.handleGroup(ctx, jobs) })
+	if errs == nil {
+		r.gate.leave()
+		return nil
+	}
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, ErrNotRun) {
 			first.report(err)

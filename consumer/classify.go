@@ -30,6 +30,9 @@ const (
 	// person finds out what came of it. It is dead-lettered at once; its key
 	// stays parked.
 	ClassUncertain Class = "uncertain"
+	// ClassCrashLoop: the process has ended whenever the message was handled. It
+	// is dead-lettered at once.
+	ClassCrashLoop Class = "crash loop"
 	// ClassInProgress: another delivery of the event is at work, or has taken
 	// its lease over. It is tried again later, and no attempt is spent.
 	ClassInProgress Class = "in progress"
@@ -62,6 +65,8 @@ func Classify(err error) Class {
 		return ClassContention
 	case errors.Is(err, dedupe.ErrParked):
 		return ClassUncertain
+	case errors.Is(err, ErrCrashLoop):
+		return ClassCrashLoop
 	case IsPermanent(err), errors.Is(err, dedupe.ErrReplyTooLarge):
 		return ClassPermanent
 	case errors.Is(err, envelope.ErrNoID), errors.Is(err, envelope.ErrMalformed), errors.Is(err, dedupe.ErrInvalidKey), errors.Is(err, dedupe.ErrWeakKey):

@@ -14,12 +14,12 @@ import (
 type Failure struct {
 	// Message is the message as it was on the wire, bytes and headers.
 	Message *envelope.Message
-	// Class is ClassFailed (attempts spent), ClassPermanent, ClassMalformed or
-	// ClassUncertain.
+	// Class is ClassFailed (attempts spent), ClassPermanent, ClassMalformed,
+	// ClassUncertain or ClassCrashLoop.
 	Class Class
 	// Reason is machine-readable: for a malformed envelope what is wrong with
-	// it (envelope.Reason), ReasonBadPayload, ReasonUnrouted, otherwise the
-	// class.
+	// it (envelope.Reason), ReasonBadPayload, ReasonUnrouted,
+	// ReasonCrashLoop, otherwise the class.
 	Reason string
 	// Attempts is how often the handler failed on it, as far as is known here.
 	Attempts int

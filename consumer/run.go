@@ -53,6 +53,8 @@ type RunOptions struct {
 	// shorter time than messages can come again: what comes later than that is
 	// handled again. The Observer is told (StepRetention), and so is Health.
 	AcceptShortRetention bool
+	// CrashLoop, if it has a Counter, dead-letters messages that end the process.
+	CrashLoop CrashLoop
 	// Batch, if it has a Max, commits in groups.
 	Batch Batch
 	// Control, if there is one, pauses this run and tells how it is.
@@ -142,7 +144,8 @@ func newRunner(src brokers.Source, h Handler, o *RunOptions) (*runner, error) {
 	r.gate = newGate(r.o.Backoff)
 	r.workers = make(chan struct{}, r.o.Concurrency)
 	r.inFlight = make(chan struct{}, r.o.MaxInFlight)
-	return r, r.checkBatch()
+	r.suspects = make(chan struct{}, 1)
+	return r, errors.Join(r.checkBatch(), r.o.CrashLoop.check())
 }
 
 func (r *runner) defaults() {
@@ -180,6 +183,7 @@ type runner struct {
 	gate     *gate
 	failures *attempts
 	workers  chan struct{} // a token for each handler that runs
+	suspects chan struct{} // a token for the suspect that runs, see CrashLoop
 	inFlight chan struct{} // a token for each delivery that is not settled
 	draining chan struct{} // closed when nothing is to be started any more
 

@@ -110,7 +110,10 @@ func (j *job) try() (ran bool, err error) {
 		return false, nil
 	}
 	defer func() { <-j.workers }()
-	err = j.handle()
+	if ran, err = j.counted(j.handle); !ran {
+		j.gate.leave()
+		return false, nil
+	}
 	j.report(err)
 	return true, err
 }
@@ -177,7 +180,7 @@ func (j *job) judge(err error) (settled bool) {
 	case ClassNone:
 		j.ack()
 		return true
-	case ClassMalformed, ClassPermanent, ClassUncertain:
+	case ClassMalformed, ClassPermanent, ClassUncertain, ClassCrashLoop:
 		return j.bury(class, err)
 	case ClassFailed:
 		j.failures++
@@ -236,6 +239,9 @@ func (j *job) bury(class Class, err error) (settled bool) {
 		observe(j.ctx, Event{Step: StepDeadLetter, Position: j.d.Message.Position, Class: class, Attempt: j.failures, Err: dead})
 		if dead == nil {
 			j.ack()
+			if class == ClassCrashLoop { // whoever mends the handler may rewind
+				j.countEnd(j.ctx, j.place())
+			}
 			return true
 		}
 		if !wait(j.ctx, j.o.Backoff.after(n), j.draining, j.d.Stopping) {
@@ -254,6 +260,8 @@ func reason(class Class, err error) string {
 		return ReasonBadPayload
 	case errors.Is(err, ErrUnroutedType):
 		return ReasonUnrouted
+	case class == ClassCrashLoop:
+		return ReasonCrashLoop
 	case why != "" && class == ClassMalformed:
 		return why
 	}

@@ -63,7 +63,7 @@ func ExampleNewStartCounter() {
 	begin := func(ctx context.Context, pool *pgxpool.Pool) error {
 		counter := pgparking.NewStartCounter(pool, nil)
 		places := []string{"billing\x00orders/3/42"}
-		n, err := counter.Start(ctx, places)
+		n, err := counter.Start(ctx, places, 3)
 		if err != nil {
 			return err
 		}

@@ -303,7 +303,7 @@ func TestPruneSparesWhatWaits(t *testing.T) {
 	f.exec("update unecho_parked set settled_at = now() - interval '29 days' where id = $1", ids[0])
 	f.exec("update unecho_parked set last_at = now() where id = $1", ids[1]) // it came again
 	counter := pgparking.NewStartCounter(f.pool, nil)
-	if _, err := counter.Start(t.Context(), []string{"old", "new"}); err != nil {
+	if _, err := counter.Start(t.Context(), []string{"old", "new"}, 1000); err != nil {
 		t.Fatal(err)
 	}
 	f.exec("update unecho_start set started_at = now() - interval '8 days' where readable = 'old'")
@@ -352,7 +352,7 @@ func TestRuntimeRoleNeedsNoDDL(t *testing.T) {
 	_, e1 := consumer.Edit(ctx, lot, id, func(m *envelope.Message) error { m.Body = []byte("y"); return nil }, nil)
 	_, e2 := lot.List(ctx, consumer.ParkedFilter{})
 	_, e3 := lot.Counts(ctx)
-	_, e4 := counter.Start(ctx, []string{"a"})
+	_, e4 := counter.Start(ctx, []string{"a"}, 1000)
 	_, e5 := pgparking.Prune(ctx, pool, nil, 0)
 	if err := errors.Join(err, e1, e2, e3, e4, counter.End(ctx, []string{"a"}), e5, consumer.DiscardParked(ctx, lot, f.waiting()[0])); err != nil {
 		t.Error(err)
@@ -408,7 +408,7 @@ func TestQueryModes(t *testing.T) {
 			}
 			id, err := consumer.Edit(ctx, lot, page.Records[0].ID, func(m *envelope.Message) error { m.Body = nil; return nil }, nil)
 			_, e1 := lot.Counts(ctx)
-			n, e2 := counter.Start(ctx, []string{"a", "b\x00'"})
+			n, e2 := counter.Start(ctx, []string{"a", "b\x00'"}, 1000)
 			_, e3 := pgparking.Prune(ctx, pool, nil, 0)
 			if err := errors.Join(err, e1, e2, e3, counter.End(ctx, []string{"b\x00'", "a"}), consumer.DiscardParked(ctx, lot, id)); err != nil || fmt.Sprint(n) != "[1 1]" {
 				t.Errorf("%v, %v", n, err)

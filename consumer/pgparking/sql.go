@@ -40,10 +40,16 @@ select $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, id from old`),
 	(select p.parked_at from {{parked}} p where p.state = s.state order by p.seq limit 1)
 from unnest($1::text[]) as s (state)`),
 		// Both lock their rows in the order of the places, so that two batches that share some do not deadlock.
-		start: fill(`insert into {{start}} as s (place, readable, starts, started_at)
-select p.place, p.readable, 1, now() from unnest($1::bytea[], $2::text[]) as p (place, readable) order by p.place
-on conflict (place) do update set starts = s.starts + 1, started_at = excluded.started_at
-returning place, starts`),
+		// What is not counted is read as it was when the statement began; a row that is newer has at least one start.
+		start: fill(`with given as (select * from unnest($1::bytea[], $2::text[]) as p (place, readable)),
+counted as (
+	insert into {{start}} as s (place, readable, starts, started_at)
+	select place, readable, 1, now() from given order by place
+	on conflict (place) do update set starts = s.starts + 1, started_at = excluded.started_at where s.starts < $3
+	returning place, starts
+)
+select g.place, coalesce(c.starts, greatest(s.starts, $3) + 1, $3 + 1) from given g
+left join counted c on c.place = g.place left join {{start}} s on s.place = g.place`),
 		end: fill(`delete from {{start}} where place in
 	(select place from {{start}} where place = any($1::bytea[]) order by place for update)`),
 		pruneParked: fill(`delete from {{parked}} where id in

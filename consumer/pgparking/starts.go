@@ -56,7 +56,7 @@ func placesOf(names []string) (hashes [][]byte, readable []string, err error) {
 }
 
 // Start implements [consumer.StartCounter].
-func (s *starts) Start(ctx context.Context, places []string) ([]int, error) {
+func (s *starts) Start(ctx context.Context, places []string, most int) ([]int, error) {
 	if len(places) == 0 {
 		return nil, nil
 	}
@@ -71,7 +71,7 @@ func (s *starts) Start(ctx context.Context, places []string) ([]int, error) {
 	counted, err := rows(ctx, s.db, "start", true, func(row pgx.CollectableRow) (c count, err error) {
 		err = row.Scan(&c.place, &c.n)
 		return c, err
-	}, s.db.sql.start, hashes, readable)
+	}, s.db.sql.start, hashes, readable, most)
 	if err != nil {
 		return nil, err
 	}
