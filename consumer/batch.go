@@ -172,7 +172,10 @@ func WrapBatch[S any](name string, st dedupe.Store[S], h func(ctx context.Contex
 
 // groups implements groupHandler.
 func (w *wrapped) groups() error {
-	if w.each == nil {
+	switch {
+	case w.Shadow:
+		return errors.New("in shadow mode (Options.Shadow) deliveries are handled one by one")
+	case w.each == nil:
 		return errors.New("its store is no dedupe.Batcher, such as that of pgdedupe.NewStore")
 	}
 	return nil

@@ -27,6 +27,10 @@ const (
 	StepHandle Step = "handle"
 	// StepDecide: the store has answered, with Outcome or with Err.
 	StepDecide Step = "decide"
+	// StepShadow: the handler of a Wrap with Options.Shadow is about to run for a
+	// delivery for which it would not have: of a duplicate or a conflict
+	// (Outcome), or of one that names no event (Err).
+	StepShadow Step = "shadow"
 	// StepRetry: the delivery is tried again after Wait, here or by the broker.
 	StepRetry Step = "retry"
 	// StepPause: the store or a broker is out of reach, consumption pauses.
@@ -51,7 +55,7 @@ type Event struct {
 	Position string
 	// KeyHash is a prefix of a hash of the key, for logs. Never a metric label.
 	KeyHash string
-	// Outcome is set at StepDecide when Err is nil.
+	// Outcome is set at StepDecide and StepShadow when Err is nil.
 	Outcome dedupe.Outcome
 	// Attempt counts the failures of this message known here, at StepRetry
 	// and StepDeadLetter.

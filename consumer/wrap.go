@@ -24,6 +24,18 @@ type Options struct {
 	// every redelivery that the broker can still make and every replay that
 	// you will ask for. Defaults to dedupe.DefaultRetain.
 	Retain time.Duration
+	// Shadow decides and records, and suppresses nothing: the handler runs for
+	// every delivery, also for a duplicate, a conflict and a message that names
+	// no event, as it did before there was a Wrap around it. The Observer is told
+	// (StepShadow) what would have been suppressed; conflicts are recorded as
+	// always. It is for finding out, on live traffic, whether identities and
+	// contents are what they should be, before they are relied on. Every run is
+	// one transaction of its own, so such a handler takes no Batch, and leaves a
+	// key of no lifetime more for each delivery that is not new, until the
+	// pruner comes. Outages hold it up like any other, and so does a copy that is
+	// in progress. A Lease has a key of its own at each such run, and
+	// derives others from it.
+	Shadow bool
 }
 
 // Wrap makes a [Handler] of h that runs at most once for each event: the
@@ -83,7 +95,7 @@ func WrapReply[S any](name string, st dedupe.Store[S], h func(ctx context.Contex
 	w.once = func(ctx context.Context, c dedupe.Claim, m *envelope.Message) (dedupe.Result, error) {
 		return st.Once(ctx, c, func(ctx context.Context, scope S) ([]byte, error) {
 			observe(ctx, Event{Step: StepHandle, Consumer: name, Position: m.Position})
-			return h(withKey(ctx, c.Key), scope, m)
+			return h(withKey(ctx, eventKey(ctx, c)), scope, m)
 		})
 	}
 	if b, ok := st.(dedupe.Batcher[S]); ok {
@@ -105,6 +117,9 @@ func (w *wrapped) Handle(ctx context.Context, raw *envelope.Message) error {
 	claim, m, err := w.identify(raw)
 	if err != nil {
 		observe(ctx, Event{Step: StepIdentify, Consumer: w.name, Position: raw.Position, Err: err})
+		if w.Shadow {
+			return w.inShadow(ctx, raw, dedupe.Key{}, Event{Err: err})
+		}
 		return err
 	}
 	hash := claim.Key.String()
@@ -113,6 +128,9 @@ func (w *wrapped) Handle(ctx context.Context, raw *envelope.Message) error {
 	res, err := w.once(ctx, claim, m)
 	observe(ctx, Event{Step: StepDecide, Consumer: w.name, Position: raw.Position, KeyHash: hash,
 		Outcome: res.Outcome, Err: err, Took: time.Since(start)})
+	if w.Shadow && (err == nil && res.Outcome != dedupe.Processed || Classify(err) == ClassMalformed) {
+		return w.inShadow(ctx, m, claim.Key, Event{Outcome: res.Outcome, Err: err, KeyHash: hash})
+	}
 	if err == nil && w.reply != nil && res.Outcome != dedupe.Conflict {
 		return w.reply(ctx, m, res)
 	}

@@ -44,9 +44,9 @@ type Observer struct {
 	tracer trace.Tracer
 	system attribute.KeyValue
 
-	duration                                                           metric.Float64Histogram
-	decisions, retries, dead, acks, returned, ignored, pauses, resumes metric.Int64Counter
-	gauges                                                             metric.Registration // nil without a Control
+	duration                                                                     metric.Float64Histogram
+	decisions, shadowed, retries, dead, acks, returned, ignored, pauses, resumes metric.Int64Counter
+	gauges                                                                       metric.Registration // nil without a Control
 }
 
 // New returns an observer. o may be nil. An error is one of the meter's, such as
@@ -69,6 +69,7 @@ func New(o *Options) (*Observer, error) {
 	t.dead = counter("dead_letters", "Calls of the dead-letter hook.")
 	t.acks = counter("acks", "Acknowledgements.")
 	t.returned = counter("returned", "Deliveries that were handed back, not started or cut short.")
+	t.shadowed = counter("shadowed", "Deliveries that were handled in shadow mode, and would have been suppressed.")
 	t.ignored = counter("ignored", "Events of a type that was declared to be ignored.")
 	t.pauses = counter("pauses", "How often consumption was held up by an outage.")
 	t.resumes = counter("resumes", "How often it has gone on.")
@@ -150,6 +151,8 @@ func (t *Observer) Observe(ctx context.Context, e consumer.Event) {
 	switch e.Step {
 	case consumer.StepDecide:
 		t.decided(ctx, e)
+	case consumer.StepShadow:
+		t.shadowed.Add(ctx, 1, metric.WithAttributes(attribute.String("consumer", e.Consumer), attribute.String("outcome", decision(e.Outcome, e.Err))))
 	case consumer.StepRetry:
 		t.retries.Add(ctx, 1, metric.WithAttributes(class))
 	case consumer.StepDeadLetter:

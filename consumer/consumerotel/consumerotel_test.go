@@ -204,9 +204,10 @@ func TestCountsOutages(t *testing.T) {
 	b.Observe(ctx, consumer.Event{Step: consumer.StepResume})
 	b.Observe(ctx, consumer.Event{Step: consumer.StepReturn})
 	b.Observe(ctx, consumer.Event{Step: consumer.StepIgnore})
+	b.Observe(ctx, consumer.Event{Step: consumer.StepShadow, Consumer: "billing", Outcome: dedupe.Duplicate})
 	b.Observe(ctx, consumer.Event{Step: consumer.StepAck, Err: errors.New("lost")})
 	points := b.read(t)
-	for _, name := range []string{"unecho.consumer.pauses{}", "unecho.consumer.resumes{}", "unecho.consumer.returned{}", "unecho.consumer.ignored{}", "unecho.consumer.acks{outcome=failed}"} {
+	for _, name := range []string{"unecho.consumer.pauses{}", "unecho.consumer.resumes{}", "unecho.consumer.returned{}", "unecho.consumer.ignored{}", "unecho.consumer.shadowed{consumer=billing,outcome=duplicate}", "unecho.consumer.acks{outcome=failed}"} {
 		if points[name] != 1 {
 			t.Errorf("%s is %v, want 1", name, points[name])
 		}

@@ -17,6 +17,7 @@
 //	unecho.consumer.dead_letters      counter        class, outcome
 //	unecho.consumer.acks              counter        outcome
 //	unecho.consumer.returned          counter
+//	unecho.consumer.shadowed          counter        consumer, outcome
 //	unecho.consumer.ignored           counter
 //	unecho.consumer.pauses            counter
 //	unecho.consumer.in_flight         gauge          where there is a Control
