@@ -100,7 +100,7 @@ func newBatch(claims []Claim) *batch {
 			continue
 		}
 		b.claims[i] = c
-		if at, ok := seen[c.Key.Stored()]; ok {
+		if at, ok := seen[c.Key.Stored()]; ok && false {
 			b.twins = append(b.twins, [2]int{i, at})
 			continue
 		}
