@@ -100,7 +100,7 @@ func newBatch(claims []Claim) *batch {
 			continue
 		}
 		b.claims[i] = c
-		if at, ok := seen[c.Key.Stored()]; ok && false {
+		if at, ok := seen[c.Key.Stored()]; ok {
 			b.twins = append(b.twins, [2]int{i, at})
 			continue
 		}
