@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"sync"
+	"time"
 
 	"github.com/unecho/unecho/brokers"
 	"github.com/unecho/unecho/envelope"
@@ -39,6 +40,20 @@ type Faults struct {
 	// Twice has a message stored twice, as a producer does whose first answer
 	// was lost.
 	Twice func(m *envelope.Message) bool
+	// Late is by how much later than it could be a message is handed over. It is
+	// asked each time that the message comes up. What is behind it in its
+	// partition waits with it, other partitions do not.
+	Late func(m *envelope.Message) time.Duration
+	// Turn chooses the partition that is read next, among those that have
+	// something to hand over, and returns its index in partitions, which are
+	// sorted. Without it they take turns.
+	Turn func(partitions []int) int
+	// Crash ends the process that holds a delivery, when it has just been handed
+	// over, or when it is about to be acknowledged (acking): all deliveries of
+	// the group are lost, d among them, and what is not committed comes again. So
+	// does as much of what was: the last forget offsets of each partition, whose
+	// commit the process had not sent yet.
+	Crash func(d *brokers.Delivery, acking bool) (crash bool, forget int)
 }
 
 // New returns a broker without topics.
@@ -84,6 +99,14 @@ func (b *Broker) Len(name string) int {
 	return n
 }
 
+// poke wakes whoever waits, from outside the lock.
+func (b *Broker) poke() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.wake()
+}
+
+// wake is called under the lock.
 func (b *Broker) wake() {
 	close(b.changed)
 	b.changed = make(chan struct{})

@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/unecho/unecho/brokers"
 	"github.com/unecho/unecho/brokers/internal/receive"
+	"github.com/unecho/unecho/envelope"
 )
 
 // group is a consumer group on one topic.
@@ -31,11 +33,16 @@ type Source struct {
 // claim is a partition as it is held by a source.
 type claim struct {
 	read     int64          // next offset to hand out
+	asked    int64          // for which offset Faults.Late was asked; noOffset if for none
+	due      time.Time      // when that one may be handed out
 	done     map[int64]bool // settled above the committed offset
 	open     map[int64]*handle
 	stopping chan struct{}
 	lost     chan struct{}
 }
+
+// noOffset is no offset of any message.
+const noOffset = -1
 
 // handle is the adapter's part of a delivery.
 type handle struct {
@@ -89,6 +96,38 @@ func (b *Broker) Committed(topic, groupName string) []int64 {
 	return nil
 }
 
+// WaitSettled returns nil as soon as a group has committed all that a topic holds,
+// also what is published meanwhile, or ctx's error. A group that is not there yet
+// is waited for.
+func (b *Broker) WaitSettled(ctx context.Context, topic, groupName string) error {
+	for {
+		settled, changed := b.settled(topic, groupName)
+		if settled {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (b *Broker) settled(topicName, groupName string) (settled bool, changed <-chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t, g := b.topics[topicName], b.groups[groupKey{topicName, groupName}]
+	if t == nil || g == nil {
+		return false, b.changed
+	}
+	for p, l := range t.partitions {
+		if g.next[p] < int64(len(l.records)) {
+			return false, b.changed
+		}
+	}
+	return true, b.changed
+}
+
 func (g *group) rebalance() {
 	for _, m := range g.members {
 		for _, c := range m.parts {
@@ -102,7 +141,7 @@ func (g *group) rebalance() {
 			return
 		}
 		m := g.members[p%len(g.members)]
-		m.parts[p] = &claim{read: g.next[p], done: map[int64]bool{}, open: map[int64]*handle{},
+		m.parts[p] = &claim{read: g.next[p], asked: noOffset, done: map[int64]bool{}, open: map[int64]*handle{},
 			stopping: make(chan struct{}), lost: make(chan struct{})}
 	}
 }
@@ -133,21 +172,84 @@ func (s *Source) take() (*brokers.Delivery, <-chan struct{}, error) {
 	if s.bound > 0 && unsettled >= s.bound {
 		return nil, s.b.changed, nil
 	}
-	n := len(s.g.next)
+	p, ok := s.choose()
+	if !ok {
+		return nil, s.b.changed, nil
+	}
+	return s.handOut(p), nil, nil
+}
+
+// choose returns the partition to hand out from; false if none has anything.
+func (s *Source) choose() (partition int, ok bool) {
+	n, first := len(s.g.next), -1
+	var ready []int
 	for i := range n {
 		p := (s.turn + i) % n
-		c, records := s.parts[p], s.b.topics[s.g.topic].partitions[p].records
-		if c == nil || c.read >= int64(len(records)) {
+		if c := s.parts[p]; c == nil || !s.ready(c, s.log(p)) {
 			continue
 		}
-		s.turn = p + 1
-		h := &handle{c: c, partition: p, offset: c.read}
-		c.open[h.offset] = h
-		c.read++
-		return &brokers.Delivery{Message: records[h.offset].Clone(), Lane: fmt.Sprintf("%s/%d", s.g.topic, p),
-			Stopping: c.stopping, Lost: c.lost, Handle: h}, nil, nil
+		if first < 0 {
+			first = p
+		}
+		ready = append(ready, p)
 	}
-	return nil, s.b.changed, nil
+	if turn := s.b.faults.Turn; turn != nil && first >= 0 {
+		slices.Sort(ready)
+		first = ready[turn(ready)]
+	}
+	return first, first >= 0
+}
+
+func (s *Source) log(partition int) []*envelope.Message {
+	return s.b.topics[s.g.topic].partitions[partition].records
+}
+
+// ready reports whether the head of a partition is there, and not late. Whoever
+// waits is woken when it is due.
+func (s *Source) ready(c *claim, records []*envelope.Message) bool {
+	if c.read >= int64(len(records)) {
+		return false
+	}
+	late := s.b.faults.Late
+	if late == nil {
+		return true
+	}
+	if c.asked != c.read {
+		c.asked, c.due = c.read, time.Now()
+		if d := late(records[c.read]); d > 0 {
+			c.due = c.due.Add(d)
+			time.AfterFunc(d, s.b.poke)
+		}
+	}
+	return !time.Now().Before(c.due)
+}
+
+func (s *Source) handOut(partition int) *brokers.Delivery {
+	s.turn = partition + 1
+	c := s.parts[partition]
+	h := &handle{c: c, partition: partition, offset: c.read}
+	c.open[h.offset], c.asked = h, noOffset
+	c.read++
+	d := &brokers.Delivery{Message: s.log(partition)[h.offset].Clone(), Lane: fmt.Sprintf("%s/%d", s.g.topic, partition),
+		Stopping: c.stopping, Lost: c.lost, Handle: h}
+	s.crashes(d, false)
+	return d
+}
+
+// crashes lets the process that has d end, if the faults want that.
+func (s *Source) crashes(d *brokers.Delivery, acking bool) bool {
+	if s.b.faults.Crash == nil {
+		return false
+	}
+	crash, forget := s.b.faults.Crash(d, acking)
+	if crash {
+		for p := range s.parts {
+			s.g.next[p] = max(0, s.g.next[p]-int64(forget))
+		}
+		s.g.rebalance()
+		s.b.wake()
+	}
+	return crash
 }
 
 // Ack implements brokers.Source.
@@ -157,6 +259,9 @@ func (s *Source) Ack(ctx context.Context, d *brokers.Delivery) error {
 	h, err := s.settle(d)
 	if err != nil {
 		return err
+	}
+	if s.crashes(d, true) {
+		return brokers.ErrLost
 	}
 	if s.b.faults.DropAck != nil && s.b.faults.DropAck(d) {
 		s.rewind(h)
@@ -207,7 +312,7 @@ func (s *Source) rewind(h *handle) {
 			delete(c.done, o)
 		}
 	}
-	c.read = h.offset
+	c.read, c.asked = h.offset, noOffset
 	s.b.wake()
 }
 

@@ -23,6 +23,18 @@ type World[S any] struct {
 	State func(tb testing.TB) string
 	// Options are those of consumer.Wrap; nil is their default.
 	Options *consumer.Options
+	// Name is the consumer's, which takes part in every key and in what is
+	// derived from it. Defaults to "explore".
+	Name string
+}
+
+// wrap makes the handler, on a store that stands for w.Store.
+func (w World[S]) wrap(st dedupe.Store[S]) consumer.Handler {
+	name := w.Name
+	if name == "" {
+		name = "explore"
+	}
+	return consumer.Wrap(name, Watch(st), w.Handler, w.Options)
 }
 
 // Boundary is a place at which a process may end.
@@ -36,8 +48,12 @@ const (
 	BeforeHandler Boundary = "before the handler"
 	// AfterHandler: the handler has returned, and nothing is committed.
 	AfterHandler Boundary = "after the handler, before the commit"
-	// AfterCommit: all is committed, and nobody has heard of it. A broker that
-	// loses an acknowledgement looks the same.
+	// AfterCommit: all is committed, and nobody has heard of it. It stands for
+	// all ends from here on, whether the acknowledgement was not sent yet or did
+	// not arrive: the process is gone with all that it knew, and the event comes
+	// again. One that arrived is like it, too, for Explore delivers everything
+	// again. An acknowledgement that gets lost while the process lives on meets
+	// what it remembers; that is the run which delivers every event twice.
 	AfterCommit Boundary = "after the commit, before the acknowledgement"
 )
 
@@ -86,7 +102,7 @@ func Explore[S any](tb testing.TB, setup func(tb testing.TB) World[S], events ..
 func undisturbed[S any](tb testing.TB, setup func(tb testing.TB) World[S], events []*envelope.Message, times int) (state string, ok bool) {
 	tb.Helper()
 	w := setup(tb)
-	h := consumer.Wrap("explore", w.Store, w.Handler, w.Options)
+	h := w.wrap(w.Store)
 	for i, m := range events {
 		for range times {
 			if err := h.Handle(tb.Context(), m.Clone()); err != nil {
@@ -102,10 +118,10 @@ func undisturbed[S any](tb testing.TB, setup func(tb testing.TB) World[S], event
 func interrupted[S any](tb testing.TB, w World[S], events []*envelope.Message, nth int, at Boundary) (state string, err error) {
 	tb.Helper()
 	st := &ending[S]{inner: w.Store, at: at}
-	first := consumer.Wrap("explore", dedupe.Store[S](st), w.Handler, w.Options)
+	first := w.wrap(st)
 	for i, m := range events[:nth+1] {
 		st.now = i == nth
-		err := first.Handle(tb.Context(), m.Clone())
+		err := live(func() error { return first.Handle(tb.Context(), m.Clone()) })
 		switch {
 		case i < nth && err != nil:
 			return "", fmt.Errorf("event %d: %w", i, err)
@@ -113,13 +129,26 @@ func interrupted[S any](tb testing.TB, w World[S], events []*envelope.Message, n
 			return "", fmt.Errorf("event %d: %w", i, errors.Join(errPassed, err))
 		}
 	}
-	again := consumer.Wrap("explore", w.Store, w.Handler, w.Options)
+	again := w.wrap(w.Store)
 	for i, m := range events {
 		if err := again.Handle(tb.Context(), m.Clone()); err != nil {
 			return "", fmt.Errorf("event %d: %w", i, err)
 		}
 	}
 	return w.State(tb), nil
+}
+
+// live runs a process, and returns errEnd if that is how it ended.
+func live(run func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			if v != any(errEnd) {
+				panic(v)
+			}
+			err = errEnd
+		}
+	}()
+	return run()
 }
 
 // ending is a store whose process ends at a boundary.
@@ -129,8 +158,10 @@ type ending[S any] struct {
 	now   bool // in this claim
 }
 
-// Once implements dedupe.Store. The error makes a transaction roll back, as the
-// server does when the connection of a dead process goes.
+// Once implements dedupe.Store. In the handler's scope the process ends by a
+// panic, which leaves what a dead process does: no error says that the handler
+// has failed, so a transaction is rolled back, and a lease does not become free
+// but unknown, as if it had run out.
 func (e *ending[S]) Once(ctx context.Context, c dedupe.Claim, fn func(ctx context.Context, scope S) ([]byte, error)) (dedupe.Result, error) {
 	if !e.now {
 		return e.inner.Once(ctx, c, fn)
@@ -140,11 +171,11 @@ func (e *ending[S]) Once(ctx context.Context, c dedupe.Claim, fn func(ctx contex
 	}
 	res, err := e.inner.Once(ctx, c, func(ctx context.Context, scope S) ([]byte, error) {
 		if e.at == BeforeHandler {
-			return nil, errEnd
+			panic(errEnd)
 		}
 		reply, err := fn(ctx, scope)
 		if err == nil && e.at == AfterHandler {
-			return nil, errEnd
+			panic(errEnd)
 		}
 		return reply, err
 	})
