@@ -33,7 +33,8 @@ const (
 )
 
 // NewTxStore makes a [Store] of a driver: the state machine that all
-// transactional stores share; it is a [Batcher] if d is a [BatchDriver]. o may be nil. It panics if d is nil.
+// transactional stores share; it is a [Batcher] if d is a [BatchDriver]. o may
+// be nil. It panics if d is nil.
 func NewTxStore[Tx any](d TxDriver[Tx], o *TxOptions) Store[Tx] {
 	if d == nil {
 		panic("dedupe: NewTxStore: the driver is nil")

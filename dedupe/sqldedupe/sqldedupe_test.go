@@ -370,3 +370,29 @@ func TestOptionsCheck(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestBatchLeavesLockTimeout: the bound of the claims is not that of the
+// handler's statements, however many statements the claims took.
+func TestBatchLeavesLockTimeout(t *testing.T) {
+	db := database{t: t, DB: openSQL(t, "pgx", testenv.SchemaURL(t)), dialect: sqldedupe.Postgres}
+	if err := sqldedupe.Migrate(t.Context(), db.DB, db.dialect, nil); err != nil {
+		t.Fatal(err)
+	}
+	store := db.store(sqldedupe.Options{}).(dedupe.Batcher[*sql.Tx])
+	for _, n := range []int{2, 1200} {
+		var claims []dedupe.Claim
+		for i := range n {
+			claims = append(claims, claim(fmt.Sprint(n, " ", i)))
+		}
+		if _, err := store.OnceEach(t.Context(), claims, func(ctx context.Context, tx *sql.Tx, _ []int) ([][]byte, error) {
+			var bound string
+			err := tx.QueryRowContext(ctx, "show lock_timeout").Scan(&bound)
+			if bound != "0" {
+				t.Errorf("%d claims: the handler's lock_timeout is %s, want 0", n, bound)
+			}
+			return nil, err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
