@@ -80,12 +80,17 @@ func (d delivery) with(body string) delivery {
 func insert(rnd *rand.Rand, h []delivery, key func() string) []delivery {
 	poison := delivery{key: key(), id: "poison", body: poisoned}
 	unsteady := delivery{key: key(), id: "flaky", body: flaky}
-	for _, run := range [][]delivery{
+	runs := [][]delivery{
 		{{key: key(), id: "malformed", body: "a body", malformed: true}},
 		// A poison has no effect, so its identity is free for another content.
 		{poison, poison, poison.with("mended"), poison.with("mended"), poison},
 		{unsteady, unsteady, unsteady.with("other 0")},
-	} {
+	}
+	// Alone among others: whoever isolates it must not blame its neighbours.
+	for i := range 8 {
+		runs = append(runs, []delivery{{key: key(), id: fmt.Sprintf("poison %d", i), body: poisoned}})
+	}
+	for _, run := range runs {
 		at := len(h)/4 + rnd.IntN(len(h)/2)
 		h = append(h[:at:at], append(run, h[at:]...)...)
 	}
