@@ -58,19 +58,16 @@ func ExampleLot_List() {
 	_ = redriveAll
 }
 
-// A start that is counted is durable before the handler begins.
+// A message that ends the process whenever it is handled, such as by running
+// out of memory, is parked after three starts.
 func ExampleNewStartCounter() {
-	begin := func(ctx context.Context, pool *pgxpool.Pool) error {
-		counter := pgparking.NewStartCounter(pool, nil)
-		places := []string{"billing\x00orders/3/42"}
-		n, err := counter.Start(ctx, places, 3)
-		if err != nil {
-			return err
-		}
-		fmt.Println(n[0]-1, "processes have ended in it")
-		return counter.End(ctx, places)
+	run := func(ctx context.Context, pool *pgxpool.Pool, src brokers.Source, h consumer.Handler) error {
+		return consumer.Run(ctx, src, h, &consumer.RunOptions{
+			DeadLetter: consumer.ParkIn(pgparking.NewLot(pool, nil), "billing"),
+			CrashLoop:  consumer.CrashLoop{Counter: pgparking.NewStartCounter(pool, nil), Consumer: "billing", Max: 3},
+		})
 	}
-	_ = begin
+	_ = run
 }
 
 // Decisions that were made long ago are deleted, by every replica.
