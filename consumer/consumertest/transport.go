@@ -85,6 +85,13 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.o.Next.RoundTrip(r.WithContext(context.WithValue(r.Context(), keyedKey{}, true)))
 }
 
+// CloseIdleConnections is what http.Client.CloseIdleConnections calls.
+func (t *Transport) CloseIdleConnections() {
+	if c, ok := t.o.Next.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
 // keyedKey marks the context of a call that has its key, for [Transport.Dial].
 type keyedKey struct{}
 
