@@ -43,8 +43,9 @@ const (
 	// ClassUnknown: the answer to the commit was lost. It is tried again at
 	// once, the key decides, and no attempt is spent.
 	ClassUnknown Class = "unknown"
-	// ClassUnavailable: the store or a broker is out of reach. Consumption
-	// pauses until it is back, and no attempt is spent.
+	// ClassUnavailable: the store or a broker is out of reach, or the log is
+	// another one than it was (dedupe.ErrLogReplaced). Consumption pauses until
+	// it is back, and no attempt is spent.
 	ClassUnavailable Class = "unavailable"
 )
 
@@ -83,7 +84,7 @@ func isOutage(err error) bool {
 		return true
 	}
 	for _, target := range [...]error{
-		dedupe.ErrUnavailable, brokers.ErrUnavailable,
+		dedupe.ErrUnavailable, dedupe.ErrLogReplaced, brokers.ErrUnavailable,
 		syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, syscall.EHOSTUNREACH, syscall.ENETUNREACH,
 		io.ErrUnexpectedEOF, net.ErrClosed,
 	} {

@@ -98,9 +98,25 @@ func (r *runner) next(name string, l *lane) []*brokers.Delivery {
 		delete(r.lanes, name)
 		return nil
 	}
+	n = oneClaim(l.queue[:n])
 	ds := make([]*brokers.Delivery, n)
 	copy(ds, l.queue)
 	clear(l.queue[:n])
 	l.queue = l.queue[n:]
 	return ds
 }
+
+// oneClaim is how many of ds, from the beginning, are wanted back, or how many are
+// not. A lane may hold what was lost in a rebalance, and behind it the same
+// partition claimed anew: in one group the end of the first would end the others,
+// too, and have them given back, while what is behind them in the lane is handled.
+func oneClaim(ds []*brokers.Delivery) int {
+	for i, d := range ds {
+		if wantedBack(d) != wantedBack(ds[0]) {
+			return i
+		}
+	}
+	return len(ds)
+}
+
+func wantedBack(d *brokers.Delivery) bool { return closed(d.Stopping) || closed(d.Lost) }

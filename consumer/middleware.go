@@ -66,7 +66,7 @@ func (c *chained) handleGroup(ctx context.Context, ms []*member) []error {
 	if err != nil { // Run has asked before
 		return fill(len(ms), err)
 	}
-	g := &seated{errs: make([]error, len(ms))}
+	g := &seated{errs: make([]error, len(ms)), ordered: c.ordered()}
 	defer g.wg.Wait()
 	defer g.dismiss() // whatever becomes of the group, nobody may wait for it any longer
 	for i, m := range ms {
@@ -100,7 +100,9 @@ func (c *chained) handleGroup(ctx context.Context, ms []*member) []error {
 type seated struct {
 	wg    sync.WaitGroup
 	seats []*seat
-	errs  []error
+	errs  []error // of a seat, to be read when it was shut by its goroutine, or that has ended
+
+	ordered bool // nothing may be handled before what comes again
 }
 
 // enter sends a message into the middleware. n messages that run one after the
@@ -128,7 +130,7 @@ func (g *seated) arrived(ctx context.Context) (in []*seat) {
 	patience := time.NewTimer(enterTimeout)
 	defer patience.Stop()
 	late := false
-	for _, s := range g.seats {
+	for i, s := range g.seats {
 		if !late {
 			select {
 			case <-s.here:
@@ -143,6 +145,8 @@ func (g *seated) arrived(ctx context.Context) (in []*seat) {
 			s.shut()
 		case s.taken:
 			in = append(in, s)
+		case g.ordered && g.errs[i] != nil: // it comes again, and what is behind it after it
+			late = true
 		}
 	}
 	return in

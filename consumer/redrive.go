@@ -114,6 +114,10 @@ func Redrive(ctx context.Context, lot ParkingLot, h Handler, o *RedriveOptions, 
 		return nil, errors.New("consumer: Redrive: there is no handler of Wrap in sight, so nothing would keep an effect from happening twice; " +
 			"give it the handler that Run has, with its middleware by Chain")
 	}
+	if isKeyless(h) {
+		return nil, errors.New("consumer: Redrive: the handler is one of WrapWatermark without an Extractor: its position has passed what is parked, " +
+			"and there is no key that would keep an effect from happening twice; publish the messages again instead")
+	}
 	var name string
 	name, r.keeps = w.window()
 	if r.o.Consumer == "" && !strings.Contains(name, ", ") {
@@ -195,6 +199,7 @@ func (r *redriver) run(ctx context.Context, m *envelope.Message) (decided dedupe
 		ctx, cancel = context.WithTimeout(ctx, r.o.HandlerTimeout)
 		defer cancel()
 	}
+	ctx = context.WithValue(ctx, byKey{}, true)
 	v := &verdict{next: r.o.Observer}
 	defer func() {
 		if p := recover(); p != nil {

@@ -145,7 +145,7 @@ func newRunner(src brokers.Source, h Handler, o *RunOptions) (*runner, error) {
 	r.workers = make(chan struct{}, r.o.Concurrency)
 	r.inFlight = make(chan struct{}, r.o.MaxInFlight)
 	r.suspects = make(chan struct{}, 1)
-	return r, errors.Join(r.checkBatch(), r.o.CrashLoop.check())
+	return r, errors.Join(r.checkBatch(), r.checkOrder(), r.o.CrashLoop.check())
 }
 
 func (r *runner) defaults() {
@@ -223,6 +223,9 @@ func (r *runner) receive(ctx context.Context) error {
 			return err
 		}
 		observe(ctx, Event{Step: StepReceive, Position: d.Message.Position, Attempt: d.Attempt})
+		if err := r.refuseUnordered(ctx, d); err != nil {
+			return err
+		}
 		r.unsettled.Add(1)
 		r.dispatch(d)
 	}

@@ -81,8 +81,9 @@ type job struct {
 	*runner
 	ctx      context.Context // of the handler: ends with the grace or the claim
 	d        *brokers.Delivery
-	failures int // of the handler on this message
-	delays   int // tries that were nobody's failure, in a row
+	failures int  // of the handler on this message
+	delays   int  // tries that were nobody's failure, in a row
+	dead     bool // the dead letters have it
 }
 
 // run tries until the delivery is settled.
@@ -156,7 +157,11 @@ func (j *job) handle() error {
 	}
 	j.running.begin(j)
 	defer j.running.end(j)
-	return guarded(func() error { return j.h.Handle(ctx, j.d.Message) })
+	run := guarded
+	if isOrdered(j.h) {
+		run = sheltered
+	}
+	return run(func() error { return j.h.Handle(ctx, j.d.Message) })
 }
 
 // report tells the gate what the handler met.
@@ -268,11 +273,18 @@ func reason(class Class, err error) string {
 	return string(class)
 }
 
-// deadLetter calls the hook once, bounded and guarded as a handler is.
+// deadLetter calls the hook until it has succeeded once, bounded and guarded as a
+// handler is, and then tells the handler.
 func (j *job) deadLetter(f *Failure) error {
 	ctx, cancel := context.WithTimeout(j.ctx, settleTimeout)
 	defer cancel()
-	return guarded(func() error { return j.o.DeadLetter(ctx, f) })
+	if !j.dead {
+		if err := guarded(func() error { return j.o.DeadLetter(ctx, f) }); err != nil {
+			return err
+		}
+		j.dead = true
+	}
+	return pass(ctx, j.h, f.Message)
 }
 
 // ack settles d as done. When that fails nothing is lost: d comes back, is

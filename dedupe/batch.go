@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 )
 
 // Batcher is an optional power of a [Store]: it claims several keys in one
@@ -65,20 +64,7 @@ func (s *txBatchStore[Tx]) OnceEach(ctx context.Context, claims []Claim, fn func
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("dedupe: the context is done before the claims: %w", err)
 	}
-	pause := firstPause
-	for run := 0; ; run++ {
-		answers, err := s.tryEach(ctx, newBatch(claims), fn)
-		switch {
-		case err == nil || !s.again(err):
-			return answers, err
-		case run >= s.retries:
-			return nil, fmt.Errorf("%w, in %d runs: %w", ErrContention, run+1, err)
-		}
-		if end := sleep(ctx, pause/2+rand.N(pause)); end != nil {
-			return nil, fmt.Errorf("%w (before another run after: %w)", end, err)
-		}
-		pause = min(2*pause, maxPause)
-	}
+	return untilWon(ctx, s.txStore, func() ([]Answer, error) { return s.tryEach(ctx, newBatch(claims), fn) })
 }
 
 // batch are claims on their way through one transaction.
@@ -156,7 +142,7 @@ func (s *txBatchStore[Tx]) runEach(ctx context.Context, b *batch, tx Tx, fn batc
 	replies, err = fn(ctx, tx, b.fresh)
 	returned = true
 	if err == nil {
-		replies, err = s.checkReplies(b, replies)
+		replies, err = s.checkReplies(len(b.fresh), replies)
 	}
 	if err != nil {
 		return nil, s.failed(ctx, tx, err)
@@ -166,12 +152,13 @@ func (s *txBatchStore[Tx]) runEach(ctx context.Context, b *batch, tx Tx, fn batc
 	})
 }
 
-func (s *txBatchStore[Tx]) checkReplies(b *batch, replies [][]byte) ([][]byte, error) {
+// checkReplies returns a reply for each of fresh claims.
+func (s *txStore[Tx]) checkReplies(fresh int, replies [][]byte) ([][]byte, error) {
 	if replies == nil {
-		replies = make([][]byte, len(b.fresh))
+		replies = make([][]byte, fresh)
 	}
-	if len(replies) != len(b.fresh) {
-		return nil, fmt.Errorf("%w: it returned %d replies for %d claims", ErrScope, len(replies), len(b.fresh))
+	if len(replies) != fresh {
+		return nil, fmt.Errorf("%w: it returned %d replies for %d claims", ErrScope, len(replies), fresh)
 	}
 	var errs []error
 	for _, r := range replies {

@@ -33,8 +33,8 @@ const (
 )
 
 // NewTxStore makes a [Store] of a driver: the state machine that all
-// transactional stores share; it is a [Batcher] if d is a [BatchDriver]. o may
-// be nil. It panics if d is nil.
+// transactional stores share; it is a [Batcher] if d is a [BatchDriver],
+// and a [Placer] if d is a [PlaceDriver]. o may be nil. It panics if d is nil.
 func NewTxStore[Tx any](d TxDriver[Tx], o *TxOptions) Store[Tx] {
 	if d == nil {
 		panic("dedupe: NewTxStore: the driver is nil")
@@ -50,8 +50,26 @@ func NewTxStore[Tx any](d TxDriver[Tx], o *TxOptions) Store[Tx] {
 			s.commitTimeout = o.CommitTimeout
 		}
 	}
-	if b, ok := d.(BatchDriver[Tx]); ok {
+	return s.withPowers(d)
+}
+
+// withPowers gives s what its driver can do more.
+func (s *txStore[Tx]) withPowers(d TxDriver[Tx]) Store[Tx] {
+	b, batches := d.(BatchDriver[Tx])
+	p, places := d.(PlaceDriver[Tx])
+	switch {
+	case batches && places:
+		return struct {
+			*txBatchStore[Tx]
+			*txPlacer[Tx]
+		}{&txBatchStore[Tx]{s, b}, &txPlacer[Tx]{s, p}}
+	case batches:
 		return &txBatchStore[Tx]{s, b}
+	case places:
+		return struct {
+			*txStore[Tx]
+			*txPlacer[Tx]
+		}{s, &txPlacer[Tx]{s, p}}
 	}
 	return s
 }
@@ -76,17 +94,26 @@ func (s *txStore[Tx]) Once(ctx context.Context, c Claim, fn func(ctx context.Con
 	if err := ctx.Err(); err != nil {
 		return Result{}, fmt.Errorf("dedupe: the context is done before the claim: %w", err)
 	}
+	return untilWon(ctx, s, func() (Result, error) { return s.try(ctx, c, fn) })
+}
+
+// untilWon runs a transaction again, a bounded number of times, as long as it
+// loses against others.
+func untilWon[Tx, R any](ctx context.Context, s *txStore[Tx], try func() (R, error)) (R, error) {
+	var none R
 	pause := firstPause
 	for run := 0; ; run++ {
-		res, err := s.try(ctx, c, fn)
+		res, err := try()
 		switch {
-		case err == nil || !s.again(err):
-			return res, err
+		case err == nil:
+			return res, nil
+		case !s.again(err):
+			return none, err
 		case run >= s.retries:
-			return Result{}, fmt.Errorf("%w, in %d runs: %w", ErrContention, run+1, err)
+			return none, fmt.Errorf("%w, in %d runs: %w", ErrContention, run+1, err)
 		}
 		if end := sleep(ctx, pause/2+rand.N(pause)); end != nil {
-			return Result{}, fmt.Errorf("%w (before another run after: %w)", end, err)
+			return none, fmt.Errorf("%w (before another run after: %w)", end, err)
 		}
 		pause = min(2*pause, maxPause)
 	}

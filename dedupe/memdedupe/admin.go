@@ -11,8 +11,9 @@ import (
 	"github.com/unecho/unecho/dedupe"
 )
 
-// Admin returns a view for people. It looks at everything each time.
-func (d *Driver) Admin() dedupe.Admin { return admin{d} }
+// Admin returns a view for people, which is a [dedupe.PositionAdmin]. It looks at
+// everything each time.
+func (d *Driver) Admin() dedupe.Admin { return txAdmin{admin{d}, d} }
 
 // Admin returns a view for people. It looks at everything each time.
 func (d *LeaseDriver) Admin() dedupe.Admin { return admin{d} }

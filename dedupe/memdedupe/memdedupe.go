@@ -42,6 +42,7 @@ type Driver struct {
 	slots     map[dedupe.Key]*slot
 	expiry    expiryQueue // of slots that are done
 	conflicts map[conflict]dedupe.ConflictRecord
+	positions map[dedupe.Partition]*position
 }
 
 // slot is what is known about one key. A key that nobody holds or has done has
@@ -60,7 +61,8 @@ type conflict struct {
 
 // NewDriver returns an empty driver. o may be nil.
 func NewDriver(o *Options) *Driver {
-	d := &Driver{wait: defaultWait, slots: make(map[dedupe.Key]*slot), conflicts: make(map[conflict]dedupe.ConflictRecord)}
+	d := &Driver{wait: defaultWait, slots: make(map[dedupe.Key]*slot), conflicts: make(map[conflict]dedupe.ConflictRecord),
+		positions: make(map[dedupe.Partition]*position)}
 	if o != nil && o.Wait != 0 {
 		d.wait = max(o.Wait, 0)
 	}
@@ -82,20 +84,29 @@ func (d *Driver) Begin(ctx context.Context, c dedupe.Claim) (*Tx, *dedupe.Record
 
 // BeginBatch implements [dedupe.BatchDriver]. It takes all keys in one step, and
 // none while another transaction holds one of them.
-func (d *Driver) BeginBatch(ctx context.Context, claims []dedupe.Claim) (*Tx, []*dedupe.Record, error) {
+func (d *Driver) BeginBatch(ctx context.Context, claims []dedupe.Claim) (tx *Tx, priors []*dedupe.Record, err error) {
+	err = d.await(ctx, func() (busy <-chan struct{}) {
+		tx, priors, busy = d.claim(claims)
+		return busy
+	})
+	return tx, priors, err
+}
+
+// await tries until nobody else is in the way, for a bounded time.
+func (d *Driver) await(ctx context.Context, try func() (busy <-chan struct{})) error {
 	deadline := time.NewTimer(d.wait)
 	defer deadline.Stop()
 	for {
-		tx, priors, busy := d.claim(claims)
+		busy := try()
 		if busy == nil {
-			return tx, priors, nil
+			return nil
 		}
 		select {
 		case <-busy:
 		case <-deadline.C:
-			return nil, nil, fmt.Errorf("memdedupe: %w: waited %v", dedupe.ErrInProgress, d.wait)
+			return fmt.Errorf("memdedupe: %w: waited %v", dedupe.ErrInProgress, d.wait)
 		case <-ctx.Done():
-			return nil, nil, fmt.Errorf("memdedupe: wait for another holder of the key: %w", ctx.Err())
+			return fmt.Errorf("memdedupe: wait for another holder of the key: %w", ctx.Err())
 		}
 	}
 }
@@ -103,6 +114,16 @@ func (d *Driver) BeginBatch(ctx context.Context, claims []dedupe.Claim) (*Tx, []
 // claim returns a transaction, nil if all keys are done, and their records; or
 // the channel that is closed when the present holder of one of them ends.
 func (d *Driver) claim(claims []dedupe.Claim) (*Tx, []*dedupe.Record, <-chan struct{}) {
+	tx := &Tx{driver: d, begun: time.Now()}
+	priors, busy := d.claimIn(tx, claims)
+	if busy != nil || len(tx.slots) == 0 {
+		return nil, priors, busy
+	}
+	return tx, priors, nil
+}
+
+// claimIn is claim in a transaction that is open.
+func (d *Driver) claimIn(tx *Tx, claims []dedupe.Claim) ([]*dedupe.Record, <-chan struct{}) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.expire(time.Now())
@@ -113,23 +134,19 @@ func (d *Driver) claim(claims []dedupe.Claim) (*Tx, []*dedupe.Record, <-chan str
 		case s == nil:
 			free = append(free, c.Key)
 		case s.record == nil:
-			return nil, nil, s.changed
+			return nil, s.changed
 		default:
 			prior := *s.record
 			prior.Reply = clone(prior.Reply)
 			priors[i] = &prior
 		}
 	}
-	if len(free) == 0 {
-		return nil, priors, nil
-	}
-	tx := &Tx{driver: d, begun: time.Now()}
 	for _, k := range free {
 		s := &slot{key: k, changed: make(chan struct{})}
 		d.slots[k] = s
 		tx.slots = append(tx.slots, s)
 	}
-	return tx, priors, nil
+	return priors, nil
 }
 
 // Commit implements [dedupe.TxDriver].
@@ -140,6 +157,10 @@ func (d *Driver) Commit(ctx context.Context, tx *Tx, c dedupe.Claim, reply []byt
 // CommitBatch implements [dedupe.BatchDriver]: it runs what was staged, and
 // nobody sees a key as done before, or anything of it undone after.
 func (d *Driver) CommitBatch(_ context.Context, tx *Tx, claims []dedupe.Claim, replies [][]byte) error {
+	return d.commit(tx, dedupe.Advance{Claims: claims, Replies: replies})
+}
+
+func (d *Driver) commit(tx *Tx, a dedupe.Advance) error {
 	staged, err := tx.end()
 	if err != nil {
 		return fmt.Errorf("memdedupe: %w: %w", dedupe.ErrScope, err)
@@ -150,12 +171,16 @@ func (d *Driver) CommitBatch(_ context.Context, tx *Tx, claims []dedupe.Claim, r
 		apply()
 	}
 	for i, s := range tx.slots { // in the order of the claims
-		c := claims[i]
-		s.record = &dedupe.Record{Fingerprint: c.Fingerprint, Fields: clone(c.Fields), Reply: clone(replies[i]), DoneAt: time.Now()}
+		c := a.Claims[i]
+		s.record = &dedupe.Record{Fingerprint: c.Fingerprint, Fields: clone(c.Fields), Reply: clone(a.Replies[i]), DoneAt: time.Now()}
 		s.expires = tx.begun.Add(c.Retain)
 		d.expiry.push(s)
 		close(s.changed)
 	}
+	for _, r := range a.Conflicts {
+		d.record(r)
+	}
+	tx.place.move(a.To)
 	return nil
 }
 
@@ -170,6 +195,7 @@ func (d *Driver) Rollback(_ context.Context, tx *Tx) error {
 		delete(d.slots, s.key)
 		close(s.changed)
 	}
+	tx.place.leave()
 	return nil
 }
 
@@ -177,12 +203,17 @@ func (d *Driver) Rollback(_ context.Context, tx *Tx) error {
 func (d *Driver) Conflict(_ context.Context, r dedupe.ConflictRecord) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.record(r)
+	return nil
+}
+
+// record keeps a conflict. The caller holds mu.
+func (d *Driver) record(r dedupe.ConflictRecord) {
 	id := conflict{r.Key, r.Fingerprint}
 	if _, ok := d.conflicts[id]; !ok {
 		r.SeenAt = time.Now()
 		d.conflicts[id] = r
 	}
-	return nil
 }
 
 // Classify implements [dedupe.TxDriver].

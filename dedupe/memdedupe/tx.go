@@ -13,6 +13,7 @@ import (
 type Tx struct {
 	driver *Driver
 	slots  []*slot
+	place  *position // that it holds; nil if none
 	begun  time.Time
 
 	mu     sync.Mutex

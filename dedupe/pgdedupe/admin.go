@@ -13,20 +13,22 @@ import (
 )
 
 // NewAdmin returns a view for people of the keys and leases in the database of
-// pool, which stays the caller's. o may be nil. It panics if pool is nil, or
+// pool, which stays the caller's. It is a [dedupe.PositionAdmin], too. o may be nil. It panics if pool is nil, or
 // with [Options.Check]'s error.
 func NewAdmin(pool *pgxpool.Pool, o *Options) dedupe.Admin {
 	if pool == nil {
 		panic("pgdedupe: NewAdmin: the pool is nil")
 	}
 	n := o.normal()
-	return &admin{pool: pool, o: n, sql: pgkeys.NewAdmin(n.set())}
+	return &admin{pool: pool, o: n, sql: pgkeys.NewAdmin(n.set()), positions: pgkeys.NewPosition(n.set())}
 }
 
 type admin struct {
 	pool *pgxpool.Pool
 	o    Options
 	sql  pgkeys.AdminStatements
+
+	positions pgkeys.PositionStatements
 }
 
 func idOf(id dedupe.KeyID) pgtype.UUID { return pgtype.UUID{Bytes: id, Valid: true} }

@@ -142,18 +142,21 @@ func (d *driver) winners(ctx context.Context, s *session, claims []dedupe.Claim,
 
 // CommitBatch implements dedupe.BatchDriver.
 func (d *driver) CommitBatch(ctx context.Context, t pgx.Tx, claims []dedupe.Claim, replies [][]byte) error {
-	return d.end(ctx, t, func(b *pgx.Batch) {
-		var keys []pgtype.UUID
-		var kept [][]byte
-		for i, r := range replies {
-			if r != nil {
-				keys, kept = append(keys, uuid(claims[i].Key)), append(kept, r)
-			}
+	return d.end(ctx, t, func(b *pgx.Batch) { d.queueReplies(b, claims, replies) })
+}
+
+// queueReplies stores the replies that there are.
+func (d *driver) queueReplies(b *pgx.Batch, claims []dedupe.Claim, replies [][]byte) {
+	var keys []pgtype.UUID
+	var kept [][]byte
+	for i, r := range replies {
+		if r != nil {
+			keys, kept = append(keys, uuid(claims[i].Key)), append(kept, r)
 		}
-		if len(keys) > 0 {
-			b.Queue(d.sql.Replies, keys, kept)
-		}
-	})
+	}
+	if len(keys) > 0 {
+		b.Queue(d.sql.Replies, keys, kept)
+	}
 }
 
 var _ dedupe.BatchDriver[pgx.Tx] = (*driver)(nil)

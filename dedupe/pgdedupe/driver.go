@@ -21,6 +21,8 @@ type driver struct {
 	pool *pgxpool.Pool
 	o    Options
 	sql  pgkeys.Statements
+
+	positions pgkeys.PositionStatements
 }
 
 // maxVanished is how often a claim begins again because the winner that it met

@@ -75,7 +75,8 @@ func NewStore(pool *pgxpool.Pool, o *Options) dedupe.Store[pgx.Tx] {
 
 func newDriver(pool *pgxpool.Pool, o *Options) *driver {
 	d := &driver{pool: pool, o: o.normal()}
-	d.sql = pgkeys.New(pgkeys.Set(d.o.Schema))
+	set := pgkeys.Set(d.o.Schema)
+	d.sql, d.positions = pgkeys.New(set), pgkeys.NewPosition(set)
 	return d
 }
 

@@ -26,7 +26,7 @@ func Cases[S any]() []Case[S] {
 	for _, group := range [...][]Case[S]{
 		basicCases[S](), keyCases[S](), failureCases[S](), concurrencyCases[S](),
 		misuseCases[S](), unknownCases[S](), retryCases[S](), conflictCases[S](), replyCases[S](), expiryCases[S](), adminCases[S](), batchCases[S](),
-		batchKeyCases[S](), batchMisuseCases[S](),
+		batchKeyCases[S](), batchMisuseCases[S](), placeCases[S](),
 	} {
 		all = append(all, group...)
 	}

@@ -160,11 +160,26 @@ func (d driver) Commit(ctx context.Context, tx *memdedupe.Tx, c dedupe.Claim, re
 }
 
 func (d driver) CommitBatch(ctx context.Context, tx *memdedupe.Tx, claims []dedupe.Claim, replies [][]byte) error {
+	return d.end(ctx, tx, func() error { return d.Driver.CommitBatch(ctx, tx, claims, replies) })
+}
+
+func (d driver) BeginAt(ctx context.Context, at dedupe.Partition) (*memdedupe.Tx, dedupe.Position, error) {
+	if d.h.broken.Load() {
+		return nil, dedupe.Position{}, errBroken
+	}
+	return d.Driver.BeginAt(ctx, at)
+}
+
+func (d driver) CommitAt(ctx context.Context, tx *memdedupe.Tx, a dedupe.Advance) error {
+	return d.end(ctx, tx, func() error { return d.Driver.CommitAt(ctx, tx, a) })
+}
+
+// end commits, as far as the harness lets it.
+func (d driver) end(ctx context.Context, tx *memdedupe.Tx, commit func() error) error {
 	d.h.mu.Lock()
 	aborted, cut := d.h.aborted[tx], d.h.cut
 	d.h.cut = nil
 	d.h.mu.Unlock()
-	commit := func() error { return d.Driver.CommitBatch(ctx, tx, claims, replies) }
 	switch {
 	case aborted:
 		return errors.Join(dedupe.ErrScope, d.Rollback(ctx, tx))
