@@ -197,6 +197,51 @@ func TestWatermarkPassesDeadLetters(t *testing.T) {
 	})
 }
 
+// The dead letter was the last record, comes again, and middleware shows the
+// handler other bytes than the broker has.
+func TestWatermarkPassesDeadLettersUnderMiddleware(t *testing.T) {
+	modes(t, func(t *testing.T, o RunOptions) {
+		o.MaxAttempts = 1
+		src := newScripted()
+		src.records(t, 0, 0)
+		m := startMarked(t, src, memdedupe.NewDriver(nil), o, nil, func(string, int) error { return errBoom },
+			around(func(ctx context.Context, h Handler, m *envelope.Message) error {
+				plain := m.Clone()
+				plain.Body = append(plain.Body, " in plain text"...)
+				return h.Handle(ctx, plain)
+			}))
+		time.Sleep(time.Minute)
+		m.stop()
+		m.expectDead("t/0/0 failed 1")
+		m.expect(append(ackedAt(0, 0), "close")...)
+	})
+}
+
+// A group ends where places do not ascend: see handleGroup.
+func TestWatermarkGroupsAscend(t *testing.T) {
+	for _, c := range []struct {
+		positions []string
+		run       int
+	}{
+		{[]string{"t/0/5", "t/0/6", "t/0/3", "t/0/4"}, 2},
+		{[]string{"t/0/5", "t/0/5"}, 1},
+		{[]string{"t/0/5", "t/1/6"}, 1},
+		{[]string{"t/0/5", "u/0/6"}, 1},
+		{[]string{"t/0/5", "STREAM/6"}, 1},
+	} {
+		h := WrapWatermark("c", memdedupe.NewStore(nil), func(context.Context, *memdedupe.Tx, *envelope.Message) error { return nil }, nil)
+		var ms []*member
+		for _, p := range c.positions {
+			ms = append(ms, &member{raw: &envelope.Message{Position: p}, ctx: t.Context()})
+		}
+		for i, err := range h.(groupHandler).handleGroup(t.Context(), ms) {
+			if i < c.run && err != nil || i >= c.run && !errors.Is(err, ErrNotRun) {
+				t.Errorf("%q: answer %d is %v, the first %d are to be run", c.positions, i, err, c.run)
+			}
+		}
+	}
+}
+
 // A message that is with the dead letters already is not put there again because
 // the store is out of reach when the position is to pass it.
 func TestWatermarkPassesOnce(t *testing.T) {
@@ -359,7 +404,9 @@ func TestWatermarkNeedsOrder(t *testing.T) {
 			"no order":                              {newScripted(), RunOptions{Order: Unordered}},
 		} {
 			c.o.DeadLetter = Discard
-			if err := Run(t.Context(), c.src, h, &c.o); err == nil || !strings.Contains(err.Error(), "WrapWatermark") {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if err := Run(ctx, c.src, h, &c.o); err == nil || !strings.Contains(err.Error(), "WrapWatermark") {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
