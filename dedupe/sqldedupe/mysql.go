@@ -108,20 +108,18 @@ func (m *mysql) Begin(ctx context.Context, c dedupe.Claim) (*scope, *dedupe.Reco
 // are ours: all or none. Then the transaction is given up, with whatever it has
 // inserted before and the locks on what it has met; a transaction of its own
 // reads who has done which keys; and the rest is claimed, first thing in a new
-// transaction. Each round finds a winner more than the last one.
+// transaction. Each round finds a winner more than the last one, so there are no
+// more rounds than claims, and the bound of the wait is that of each: a round
+// that finds a winner has waited for nobody who is still at work, however slow
+// the server is.
 func (m *mysql) BeginBatch(ctx context.Context, claims []dedupe.Claim) (*scope, []*dedupe.Record, error) {
 	b := newBatch(claims)
-	until := time.Now().Add(m.batchWait(len(claims)))
 	for vanished := 0; vanished < maxVanished; {
 		rest := b.open()
 		if len(rest) == 0 {
 			return nil, b.priors(), nil
 		}
-		wait := time.Until(until)
-		if wait <= 0 {
-			return nil, nil, fmt.Errorf("sqldedupe: %w: waited %v for others", dedupe.ErrInProgress, m.o.LockWait)
-		}
-		s, err := m.claimRows(ctx, rest, wait)
+		s, err := m.claimRows(ctx, rest, m.batchWait(len(rest)))
 		if err == nil {
 			return s, b.priors(), nil
 		}
