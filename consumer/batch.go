@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/unecho/unecho/dedupe"
@@ -105,6 +106,7 @@ type item struct {
 	claim dedupe.Claim
 	m     *envelope.Message // decoded
 	at    int               // in the group
+	place place             // of a handler by positions
 }
 
 func claimsOf(items []item) []dedupe.Claim {
@@ -157,17 +159,23 @@ func WrapBatch[S any](name string, st dedupe.Store[S], h func(ctx context.Contex
 	}, nil, o).(*wrapped)
 	w.each = func(ctx context.Context, items []item) ([]dedupe.Answer, error) {
 		return b.OnceEach(ctx, claimsOf(items), func(ctx context.Context, scope S, fresh []int) ([][]byte, error) {
-			some := make([]*envelope.Message, len(fresh))
-			for n, i := range fresh {
-				some[n] = items[i].m
-				observe(ctx, Event{Step: StepHandle, Consumer: name, Position: items[i].m.Position})
-			}
-			all := *items[fresh[0]].member // one run for all, with the context of the group
-			all.ctx = ctx
-			return nil, all.within(ctx, func(ctx context.Context) error { return h(ctx, scope, some) })
+			return nil, together(ctx, ctx, name, items, fresh, func(ctx context.Context, ms []*envelope.Message) error { return h(ctx, scope, ms) })
 		})
 	}
 	return w
+}
+
+// together calls a set-based handler once for all fresh items, in the context of
+// a transaction and with the values and the end of of.
+func together(ctx, of context.Context, name string, items []item, fresh []int, h func(ctx context.Context, ms []*envelope.Message) error) error {
+	some := make([]*envelope.Message, len(fresh))
+	for n, i := range fresh {
+		some[n] = items[i].m
+		observe(ctx, Event{Step: StepHandle, Consumer: name, Position: items[i].raw.Position})
+	}
+	all := *items[fresh[0]].member
+	all.ctx = of
+	return all.within(ctx, func(ctx context.Context) error { return h(ctx, some) })
 }
 
 // groups implements groupHandler.
@@ -193,7 +201,7 @@ func (w *wrapped) handleGroup(ctx context.Context, ms []*member) []error {
 		}
 		observe(ctx, Event{Step: StepIdentify, Consumer: w.name, Position: member.raw.Position, KeyHash: claim.Key.String()})
 		g.errs[i] = ErrNotRun
-		g.items = append(g.items, item{member, claim, m, i})
+		g.items = append(g.items, item{member: member, claim: claim, m: m, at: i})
 	}
 	if len(g.items) > 0 {
 		g.isolate(ctx)
@@ -338,7 +346,7 @@ func (r *runner) tryGroup(ctx context.Context, jobs []*job) []error {
 	if !r.gate.enter(first.ctx, r.draining, first.d.Stopping) {
 		return nil
 	}
-	if !first.takeWorker() {
+	if !first.take(r.workers) {
 		r.gate.leave()
 		return nil
 	}
@@ -380,15 +388,10 @@ func (r *runner) handleGroup(ctx context.Context, jobs []*job) (errs []error) {
 // alone tries the first of a group by itself: what panicked in a group is found
 // out one by one, under the care that a single handler gets.
 func alone(jobs []*job) []error {
-	errs := fill(len(jobs), ErrNotRun)
+	errs := notRun(len(jobs))
 	errs[0] = jobs[0].handle()
 	return errs
 }
 
-func fill(n int, err error) []error {
-	errs := make([]error, n)
-	for i := range errs {
-		errs[i] = err
-	}
-	return errs
-}
+// notRun are n answers that nothing has happened yet.
+func notRun(n int) []error { return slices.Repeat([]error{ErrNotRun}, n) }

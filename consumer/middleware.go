@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -64,7 +65,7 @@ const enterTimeout = 100 * time.Millisecond
 func (c *chained) handleGroup(ctx context.Context, ms []*member) []error {
 	inner, err := groupsOf(c.inner)
 	if err != nil { // Run has asked before
-		return fill(len(ms), err)
+		return slices.Repeat([]error{err}, len(ms))
 	}
 	g := &seated{errs: make([]error, len(ms)), ordered: c.ordered()}
 	defer g.wg.Wait()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -201,12 +200,7 @@ func (r *redriver) run(ctx context.Context, m *envelope.Message) (decided dedupe
 	}
 	ctx = context.WithValue(ctx, byKey{}, true)
 	v := &verdict{next: r.o.Observer}
-	defer func() {
-		if p := recover(); p != nil {
-			err = &PanicError{Value: p, Stack: debug.Stack()}
-		}
-	}()
-	err = r.h.Handle(withObserver(ctx, v), m)
+	err = guarded(func() error { return r.h.Handle(withObserver(ctx, v), m) })
 	return v.get(), err
 }
 

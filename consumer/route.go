@@ -133,7 +133,7 @@ func (r *router) groups() error {
 // other share a transaction, so that order is kept. What comes behind one that
 // failed is not run.
 func (r *router) handleGroup(ctx context.Context, ms []*member) []error {
-	errs, to := fill(len(ms), ErrNotRun), make([]destination, len(ms))
+	errs, to := notRun(len(ms)), make([]destination, len(ms))
 	for i, m := range ms {
 		to[i] = r.route(m.raw)
 	}

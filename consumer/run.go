@@ -141,6 +141,7 @@ func newRunner(src brokers.Source, h Handler, o *RunOptions) (*runner, error) {
 	r := &runner{src: src, h: h, o: *o, failures: newAttempts(), running: newRunning(), lanes: make(map[string]*lane), draining: make(chan struct{})}
 	r.defaults()
 	r.nacker, _ = src.(brokers.Nacker)
+	r.ordered = isOrdered(h)
 	r.gate = newGate(r.o.Backoff)
 	r.workers = make(chan struct{}, r.o.Concurrency)
 	r.inFlight = make(chan struct{}, r.o.MaxInFlight)
@@ -175,6 +176,7 @@ type runner struct {
 	h      Handler
 	o      RunOptions
 
+	ordered   bool                  // the handler needs all of a lane in its order
 	batch     groupHandler          // nil unless the run commits in groups
 	short     atomic.Pointer[error] // a retention that is too short, and was accepted
 	running   *running

@@ -106,7 +106,7 @@ func (j *job) try() (ran bool, err error) {
 	if !j.gate.enter(j.ctx, j.draining, j.d.Stopping) {
 		return false, nil
 	}
-	if !j.takeWorker() {
+	if !j.take(j.workers) {
 		j.gate.leave()
 		return false, nil
 	}
@@ -119,11 +119,11 @@ func (j *job) try() (ran bool, err error) {
 	return true, err
 }
 
-// takeWorker waits for a free worker. When a worker and a reason to stop come
-// together, the reason wins.
-func (j *job) takeWorker() bool {
+// take waits for a token, such as that of a free worker. When it and a reason to
+// stop come together, the reason wins.
+func (j *job) take(tokens chan struct{}) bool {
 	select {
-	case j.workers <- struct{}{}:
+	case tokens <- struct{}{}:
 	case <-j.draining:
 		return false
 	case <-j.d.Stopping:
@@ -132,7 +132,7 @@ func (j *job) takeWorker() bool {
 		return false
 	}
 	if closed(j.draining) || closed(j.d.Stopping) || j.ctx.Err() != nil {
-		<-j.workers
+		<-tokens
 		return false
 	}
 	return true
@@ -158,7 +158,7 @@ func (j *job) handle() error {
 	j.running.begin(j)
 	defer j.running.end(j)
 	run := guarded
-	if isOrdered(j.h) {
+	if j.ordered {
 		run = sheltered
 	}
 	return run(func() error { return j.h.Handle(ctx, j.d.Message) })

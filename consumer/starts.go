@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // StartCounter counts, durably and before a handler starts, how often it was
@@ -106,16 +107,10 @@ func (j *job) counted(f func() error) (ran bool, err error) {
 // is this start counted: had it been before, a process that dies with one suspect
 // would count against all that wait for it.
 func (j *job) suspect(place string, f func() error) (ran bool, err error) {
-	select {
-	case j.suspects <- struct{}{}:
-		defer func() { <-j.suspects }()
-	case <-j.draining:
-		return false, nil
-	case <-j.d.Stopping:
-		return false, nil
-	case <-j.ctx.Done():
+	if !j.take(j.suspects) {
 		return false, nil
 	}
+	defer func() { <-j.suspects }()
 	most := j.o.CrashLoop.Max
 	n, err := j.countStart(j.ctx, []string{place}, most)
 	switch {
@@ -135,19 +130,20 @@ func (r *runner) countedGroup(ctx context.Context, jobs []*job, f func(jobs []*j
 	if r.o.CrashLoop.Counter == nil {
 		return f(jobs)
 	}
-	errs := fill(len(jobs), ErrNotRun)
+	errs := notRun(len(jobs))
 	var places []string
 	at := make(map[string]int)
 	for i, j := range jobs {
-		if _, twice := at[j.place()]; !twice && j.place() != "" {
-			p := j.place()
-			at[p] = i
-			places = append(places, p)
+		p := j.place()
+		if _, twice := at[p]; twice || p == "" {
+			continue
 		}
+		at[p] = i
+		places = append(places, p)
 	}
 	n, err := r.countStart(ctx, places, 1)
 	if err != nil {
-		return fill(len(jobs), err)
+		return slices.Repeat([]error{err}, len(jobs))
 	}
 	first, started := len(jobs), places[:0:0]
 	for k, p := range places {

@@ -65,16 +65,13 @@ func WrapWatermarkBatch[S any](name string, st dedupe.Store[S], h func(ctx conte
 		panic("consumer: WrapWatermarkBatch: the handler is nil")
 	}
 	return newWatermark(name, st, o, func(ctx context.Context, scope S, items []item, fresh []int) error {
-		some := make([]*envelope.Message, len(fresh))
-		for n, i := range fresh {
-			some[n] = items[i].m
-			observe(ctx, Event{Step: StepHandle, Consumer: name, Position: items[i].raw.Position})
+		of := ctx // of the group
+		if len(items) == 1 {
+			of = items[0].ctx
 		}
-		all := *items[fresh[0]].member // one run for all, with the context of the group
-		if len(items) > 1 {
-			all.ctx = ctx
-		}
-		return all.within(ctx, func(ctx context.Context) error { return sheltered(func() error { return h(ctx, scope, some) }) })
+		return together(ctx, of, name, items, fresh, func(ctx context.Context, ms []*envelope.Message) error {
+			return sheltered(func() error { return h(ctx, scope, ms) })
+		})
 	})
 }
 
@@ -99,22 +96,25 @@ func newWatermark[S any](name string, st dedupe.Store[S], o *Options, h func(ctx
 		w.Content = RawContent
 	}
 	w.each = func(ctx context.Context, items []item) ([]dedupe.Answer, error) {
-		at, places := w.places(items)
+		places := make([]dedupe.Place, len(items))
+		for i, it := range items {
+			places[i] = it.place.Place
+		}
 		var claims []dedupe.Claim
 		if w.keys {
 			claims = claimsOf(items)
 		}
-		return p.OnceAt(ctx, at, places, claims, func(ctx context.Context, scope S, fresh []int) ([][]byte, error) {
+		return p.OnceAt(ctx, items[0].place.in, places, claims, func(ctx context.Context, scope S, fresh []int) ([][]byte, error) {
 			return nil, h(ctx, scope, items, fresh)
 		})
 	}
 	w.once = func(ctx context.Context, c dedupe.Claim, m *envelope.Message) (dedupe.Result, error) {
 		return st.Once(ctx, c, func(ctx context.Context, scope S) ([]byte, error) {
-			return nil, h(ctx, scope, []item{{&member{raw: m, ctx: ctx}, c, m, 0}}, []int{0})
+			return nil, h(ctx, scope, []item{{member: &member{raw: m, ctx: ctx}, claim: c, m: m}}, []int{0})
 		})
 	}
-	w.without = func(ctx context.Context, at dedupe.Partition, place dedupe.Place, err error) error {
-		_, err = p.OnceAt(ctx, at, []dedupe.Place{place}, nil, func(context.Context, S, []int) ([][]byte, error) { return nil, err })
+	w.without = func(ctx context.Context, at place, err error) error {
+		_, err = p.OnceAt(ctx, at.in, []dedupe.Place{at.Place}, nil, func(context.Context, S, []int) ([][]byte, error) { return nil, err })
 		return err
 	}
 	return w
@@ -126,7 +126,7 @@ type watermark struct {
 	keys bool // keys, too
 	// without passes a place without an effect, unless err is not nil. Where the
 	// place is done, err does not matter.
-	without func(ctx context.Context, at dedupe.Partition, place dedupe.Place, err error) error
+	without func(ctx context.Context, at place, err error) error
 }
 
 // errHandlerGone is the answer of a handler that has called runtime.Goexit.
@@ -161,33 +161,34 @@ func placeOf(position string) (topic string, partition int, offset int64, err er
 	return "", 0, 0, Unavailable(fmt.Errorf("%w; the position of this one is %q, not topic/partition/offset", errNoPlace, position))
 }
 
-// place is where the log holds raw, and the key that this makes. The fingerprint
-// is of what no broker changes: a record keeps its key, body and timestamp.
-func (w *watermark) place(raw *envelope.Message) (at dedupe.Partition, place dedupe.Place, key dedupe.Key, err error) {
-	topic, number, offset, err := placeOf(raw.Position)
-	if err != nil {
-		return at, place, key, err
-	}
-	at = dedupe.Partition{Tenant: w.Tenant, Consumer: w.name, Topic: topic, Number: number}
-	key = dedupe.Key{Tenant: w.Tenant, Consumer: w.name, Source: topic, ID: dedupe.PositionID(number, offset)}
-	written := binary.BigEndian.AppendUint64(nil, uint64(raw.Time.UnixMilli())) //nolint:gosec // bits
-	return at, dedupe.Place{Offset: offset, Time: raw.Time, Fingerprint: dedupe.Fingerprint(key, raw.Key, raw.Body, written)}, key, nil
+// place is where a log holds a record.
+type place struct {
+	dedupe.Place
+	in dedupe.Partition
 }
 
-// places are those of items, whose positions were read before.
-func (w *watermark) places(items []item) (at dedupe.Partition, places []dedupe.Place) {
-	for _, it := range items {
-		p, place, _, _ := w.place(it.raw)
-		at, places = p, append(places, place)
+// behind reports whether p comes behind q in one partition.
+func (p place) behind(q place) bool { return p.in == q.in && p.Offset > q.Offset }
+
+// place is where the log holds raw, and the key that this makes. The fingerprint
+// is of what no broker changes: a record keeps its key, body and timestamp.
+func (w *watermark) place(raw *envelope.Message) (at place, key dedupe.Key, err error) {
+	topic, number, offset, err := placeOf(raw.Position)
+	if err != nil {
+		return at, key, err
 	}
-	return at, places
+	at.in = dedupe.Partition{Tenant: w.Tenant, Consumer: w.name, Topic: topic, Number: number}
+	key = dedupe.Key{Tenant: w.Tenant, Consumer: w.name, Source: topic, ID: dedupe.PositionID(number, offset)}
+	written := binary.BigEndian.AppendUint64(nil, uint64(raw.Time.UnixMilli())) //nolint:gosec // bits
+	at.Place = dedupe.Place{Offset: offset, Time: raw.Time, Fingerprint: dedupe.Fingerprint(key, raw.Key, raw.Body, written)}
+	return at, key, nil
 }
 
 // identify makes an item of a message. malformed is why there are to be keys and
 // it names no event.
 func (w *watermark) identify(ctx context.Context, m *member, i int) (it item, malformed, err error) {
-	_, _, key, err := w.place(m.raw)
-	it = item{m, dedupe.Claim{Key: key}, m.raw, i}
+	at, key, err := w.place(m.raw)
+	it = item{member: m, claim: dedupe.Claim{Key: key}, m: m.raw, at: i, place: at}
 	if err == nil && w.keys {
 		it.claim, it.m, malformed = w.wrapped.identify(m.raw)
 	}
@@ -219,10 +220,10 @@ func (w *watermark) groups() error { return nil }
 // and where places do not ascend: a lane may hold what was lost in a rebalance,
 // and behind it the same again.
 func (w *watermark) handleGroup(ctx context.Context, ms []*member) []error {
-	g := &group{w: w.wrapped, errs: fill(len(ms), ErrNotRun)}
+	g := &group{w: w.wrapped, errs: notRun(len(ms))}
 	for i, m := range ms {
 		it, malformed, err := w.identify(ctx, m, i)
-		if i > 0 && (err != nil || malformed != nil || !behind(ms[i-1].raw, m.raw)) {
+		if i > 0 && (err != nil || malformed != nil || !it.place.behind(g.items[i-1].place)) {
 			break
 		}
 		switch {
@@ -230,7 +231,7 @@ func (w *watermark) handleGroup(ctx context.Context, ms []*member) []error {
 			g.errs[0] = err
 			return g.errs
 		case malformed != nil:
-			g.errs[0] = w.refuse(ctx, m.raw, malformed)
+			g.errs[0] = w.refuse(ctx, it, malformed)
 			return g.errs
 		}
 		g.items = append(g.items, it)
@@ -239,24 +240,13 @@ func (w *watermark) handleGroup(ctx context.Context, ms []*member) []error {
 	return g.errs
 }
 
-// behind reports whether b comes behind a in one partition.
-func behind(a, b *envelope.Message) bool {
-	t1, p1, o1, e1 := placeOf(a.Position)
-	t2, p2, o2, e2 := placeOf(b.Position)
-	return e1 == nil && e2 == nil && t1 == t2 && p1 == p2 && o1 < o2
-}
-
 // refuse answers for a message that names no event: with why, if it is new. One
 // that was dead-lettered before is done; and in a log that was replaced nothing
 // is to be dead-lettered.
-func (w *watermark) refuse(ctx context.Context, raw *envelope.Message, why error) error {
-	at, place, _, err := w.place(raw)
-	if err != nil {
-		return err
-	}
+func (w *watermark) refuse(ctx context.Context, it item, why error) error {
 	start := time.Now()
-	err = w.without(ctx, at, place, why)
-	e := Event{Step: StepDecide, Consumer: w.name, Position: raw.Position, Err: err, Took: time.Since(start)}
+	err := w.without(ctx, it.place, why)
+	e := Event{Step: StepDecide, Consumer: w.name, Position: it.raw.Position, Err: err, Took: time.Since(start)}
 	if err == nil {
 		e.Outcome = dedupe.Duplicate
 	}
@@ -314,7 +304,7 @@ func isKeyless(h Handler) bool {
 // checkOrder returns what is wrong with a run whose handler needs order. A source
 // whose broker redelivers single messages keeps none.
 func (r *runner) checkOrder() error {
-	if !isOrdered(r.h) {
+	if !r.ordered {
 		return nil
 	}
 	switch {
@@ -328,7 +318,7 @@ func (r *runner) checkOrder() error {
 
 // refuseUnordered gives back a delivery without a lane that needs one.
 func (r *runner) refuseUnordered(ctx context.Context, d *brokers.Delivery) error {
-	if d.Lane != "" || !isOrdered(r.h) {
+	if d.Lane != "" || !r.ordered {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
@@ -345,12 +335,12 @@ type passer interface {
 // pass implements passer. What goes to the dead letters came here without
 // middleware, so its bytes may be others than those that Handle gets to see.
 func (w *watermark) pass(ctx context.Context, raw *envelope.Message) error {
-	at, place, _, err := w.place(raw)
+	at, _, err := w.place(raw)
 	if err != nil {
 		return err
 	}
-	place.Fingerprint = [32]byte{}
-	return w.without(ctx, at, place, nil)
+	at.Fingerprint = [32]byte{}
+	return w.without(ctx, at, nil)
 }
 
 func (c *chained) pass(ctx context.Context, raw *envelope.Message) error {
