@@ -98,6 +98,36 @@ func newBatch(claims []Claim) *batch {
 	return b
 }
 
+// found notes who has the keys of first: nil for one that is ours.
+func (b *batch) found(priors []*Record) {
+	b.records = priors
+	for n, i := range b.first {
+		if priors[n] == nil {
+			b.fresh = append(b.fresh, i)
+		}
+	}
+}
+
+// settle fills in what every claim is answered: what is ours is processed, and
+// the others are judged by the record of who has their key.
+func (b *batch) settle(replies [][]byte, judge func(c Claim, prior Record) Answer) {
+	n := 0
+	at := make(map[int]Record, len(b.first))
+	for k, i := range b.first {
+		if prior := b.records[k]; prior != nil {
+			at[i] = *prior
+			b.answers[i] = judge(b.claims[i], *prior)
+			continue
+		}
+		b.answers[i].Result = Result{Outcome: Processed, Reply: replies[n]}
+		at[i] = Record{Fingerprint: b.claims[i].Fingerprint, Fields: b.claims[i].Fields, Reply: replies[n]}
+		n++
+	}
+	for _, t := range b.twins {
+		b.answers[t[0]] = judge(b.claims[t[0]], at[t[1]])
+	}
+}
+
 func (b *batch) of(indices []int) []Claim {
 	claims := make([]Claim, len(indices))
 	for n, i := range indices {
@@ -115,19 +145,17 @@ func (s *txBatchStore[Tx]) tryEach(ctx context.Context, b *batch, fn batchHandle
 	if err != nil {
 		return nil, s.storeFault(ctx, "claim", err)
 	}
-	b.records = priors
-	for n, i := range b.first {
-		if priors[n] == nil {
-			b.fresh = append(b.fresh, i)
-		}
-	}
+	b.found(priors)
 	var replies [][]byte
 	if len(b.fresh) > 0 {
 		if replies, err = s.runEach(ctx, b, tx, fn); err != nil {
 			return nil, err
 		}
 	}
-	s.answer(ctx, b, replies)
+	b.settle(replies, func(c Claim, prior Record) Answer { // now that nothing can be undone
+		res, err := s.settled(ctx, c, prior)
+		return Answer{Result: res, Err: err}
+	})
 	return b.answers, nil
 }
 
@@ -165,28 +193,4 @@ func (s *txStore[Tx]) checkReplies(fresh int, replies [][]byte) ([][]byte, error
 		errs = append(errs, CheckReply(r, s.maxReply))
 	}
 	return replies, errors.Join(errs...)
-}
-
-// answer fills in what every claim is answered, now that nothing can be undone.
-func (s *txBatchStore[Tx]) answer(ctx context.Context, b *batch, replies [][]byte) {
-	n := 0
-	at := make(map[int]*Record, len(b.first))
-	for k, i := range b.first {
-		if b.records[k] != nil {
-			b.answers[i] = s.judged(ctx, b.claims[i], *b.records[k])
-			at[i] = b.records[k]
-			continue
-		}
-		b.answers[i].Result = Result{Outcome: Processed, Reply: replies[n]}
-		at[i] = &Record{Fingerprint: b.claims[i].Fingerprint, Fields: b.claims[i].Fields, Reply: replies[n]}
-		n++
-	}
-	for _, t := range b.twins {
-		b.answers[t[0]] = s.judged(ctx, b.claims[t[0]], *at[t[1]])
-	}
-}
-
-func (s *txBatchStore[Tx]) judged(ctx context.Context, c Claim, r Record) Answer {
-	res, err := s.settled(ctx, c, r)
-	return Answer{Result: res, Err: err}
 }

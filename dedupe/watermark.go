@@ -170,11 +170,10 @@ func (p *txPlacer[Tx]) claim(ctx context.Context, s *step, tx Tx, claims []Claim
 	if err != nil {
 		return err
 	}
-	s.b.records, s.fresh = priors, nil
-	for n, i := range s.b.first {
-		if priors[n] == nil {
-			s.b.fresh, s.fresh = append(s.b.fresh, i), append(s.fresh, s.done+i)
-		}
+	s.b.found(priors)
+	s.fresh = nil
+	for _, i := range s.b.fresh {
+		s.fresh = append(s.fresh, s.done+i)
 	}
 	return nil
 }
@@ -195,36 +194,23 @@ func (p *txPlacer[Tx]) run(ctx context.Context, s *step, tx Tx, fn batchHandler[
 // are recorded in the transaction: the position passes them, so nobody would
 // come back to record them later.
 func (s *step) settle(replies [][]byte) {
-	for n, i := range s.fresh {
-		s.answers[i].Result = Result{Outcome: Processed, Reply: replies[n]}
-	}
 	if s.b == nil {
+		for n, i := range s.fresh {
+			s.answers[i].Result = Result{Outcome: Processed, Reply: replies[n]}
+		}
 		return
 	}
-	at, n := make(map[int]Record, len(s.b.first)), 0
-	for k, i := range s.b.first {
-		if prior := s.b.records[k]; prior != nil {
-			at[i] = *prior
-			s.judge(i, *prior)
-			continue
-		}
-		at[i] = Record{Fingerprint: s.b.claims[i].Fingerprint, Fields: s.b.claims[i].Fields, Reply: replies[n]}
-		n++
-	}
-	for _, t := range s.b.twins {
-		s.judge(t[0], at[t[1]])
-	}
+	s.b.settle(replies, s.judge)
+	copy(s.answers[s.done:], s.b.answers)
 }
 
-// judge answers the claim i of the batch, whose key another one has.
-func (s *step) judge(i int, prior Record) {
-	c := s.b.claims[i]
+// judge answers a claim whose key another one has.
+func (s *step) judge(c Claim, prior Record) Answer {
 	if c.Fingerprint == prior.Fingerprint {
-		s.answers[s.done+i].Result = Result{Outcome: Duplicate, Reply: prior.Reply}
-		return
+		return Answer{Result: Result{Outcome: Duplicate, Reply: prior.Reply}}
 	}
-	s.answers[s.done+i].Result = Result{Outcome: Conflict}
 	s.conflicts = append(s.conflicts, NewConflictRecord(c, prior))
+	return Answer{Result: Result{Outcome: Conflict}}
 }
 
 func (s *step) advance(to Position, replies [][]byte) Advance {
