@@ -74,20 +74,14 @@ func unavailable(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", dedupe.ErrUnavailable, err)
 }
 
-// Codes of the server's verdicts that are nobody's fault.
-const (
-	undefinedTable      = "42P01"
-	lockNotAvailable    = "55P03"
-	serializationFailed = "40001"
-	deadlock            = "40P01"
-)
+const undefinedTable = "42P01"
 
 // judge says what an error means. Only the server's own verdict on the statement
 // says that it has changed nothing: of anything else that comes once a statement
 // may have been sent nobody knows.
 func judge(ctx context.Context, err error, changes bool) error {
 	var pg *pgconn.PgError
-	verdict := errors.As(err, &pg) && (pg.SeverityUnlocalized == "ERROR" || pg.SeverityUnlocalized == "" && pg.Severity == "ERROR") && sqlstate.Refused(pg.Code)
+	verdict := errors.As(err, &pg) && sqlstate.Verdict(pg.Severity, pg.SeverityUnlocalized, pg.Code)
 	switch {
 	case !verdict && changes:
 		return fmt.Errorf("%w: %w", dedupe.ErrUnknownOutcome, err)
@@ -97,7 +91,7 @@ func judge(ctx context.Context, err error, changes bool) error {
 		return fmt.Errorf("%w: %w", dedupe.ErrUnavailable, err)
 	case pg.Code == undefinedTable:
 		return fmt.Errorf("%w: run pgparking.Migrate, or relay migrate parking: %w", dedupe.ErrUnavailable, err)
-	case pg.Code == lockNotAvailable, pg.Code == serializationFailed, pg.Code == deadlock:
+	case sqlstate.Contention(pg.Code):
 		return fmt.Errorf("%w: %w", dedupe.ErrContention, err)
 	}
 	return err

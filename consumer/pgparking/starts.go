@@ -30,71 +30,66 @@ func NewStartCounter(pool *pgxpool.Pool, o *Options) consumer.StartCounter {
 
 type starts struct{ db db }
 
-type place struct {
-	hash [sha256.Size]byte
-	name string
+// places are those of one call, in the order in which their rows are locked.
+type places struct {
+	hashes   [][]byte
+	readable []string
+	at       map[string]int // by hash: where the caller has it
 }
 
 // errPlaces is a mistake of the caller.
 var errPlaces = errors.New("pgparking: the places must be distinct and not empty")
 
-// placesOf returns the places in the order in which their rows are locked.
-func placesOf(names []string) (hashes [][]byte, readable []string, err error) {
-	places := make([]place, len(names))
-	for i, n := range names {
-		places[i] = place{sha256.Sum256([]byte(n)), n}
-	}
-	slices.SortFunc(places, func(a, b place) int { return bytes.Compare(a.hash[:], b.hash[:]) })
-	for i := range places {
-		if places[i].name == "" || i > 0 && places[i].hash == places[i-1].hash {
-			return nil, nil, errPlaces
+func placesOf(names []string) (places, error) {
+	p := places{at: make(map[string]int, len(names))}
+	for i, name := range names {
+		sum := sha256.Sum256([]byte(name))
+		if _, twice := p.at[string(sum[:])]; twice || name == "" {
+			return places{}, errPlaces
 		}
-		hashes = append(hashes, places[i].hash[:])
-		readable = append(readable, text(places[i].name))
+		p.at[string(sum[:])] = i
+		p.hashes = append(p.hashes, sum[:])
 	}
-	return hashes, readable, nil
+	slices.SortFunc(p.hashes, bytes.Compare)
+	for _, h := range p.hashes {
+		p.readable = append(p.readable, text(names[p.at[string(h)]]))
+	}
+	return p, nil
 }
 
 // Start implements [consumer.StartCounter].
-func (s *starts) Start(ctx context.Context, places []string, most int) ([]int, error) {
-	if len(places) == 0 {
+func (s *starts) Start(ctx context.Context, names []string, most int) ([]int, error) {
+	if len(names) == 0 {
 		return nil, nil
 	}
-	hashes, readable, err := placesOf(places)
+	p, err := placesOf(names)
 	if err != nil {
 		return nil, err
 	}
-	type count struct {
-		place []byte
-		n     int
-	}
-	counted, err := rows(ctx, s.db, "start", true, func(row pgx.CollectableRow) (c count, err error) {
-		err = row.Scan(&c.place, &c.n)
-		return c, err
-	}, s.db.sql.start, hashes, readable, most)
+	answer := make([]int, len(names))
+	_, err = rows(ctx, s.db, "start", true, func(row pgx.CollectableRow) (struct{}, error) {
+		var place []byte
+		var n int
+		err := row.Scan(&place, &n)
+		if err == nil {
+			answer[p.at[string(place)]] = n
+		}
+		return struct{}{}, err
+	}, s.db.sql.start, p.hashes, p.readable, most)
 	if err != nil {
 		return nil, err
-	}
-	byPlace := make(map[string]int, len(counted))
-	for _, c := range counted {
-		byPlace[string(c.place)] = c.n
-	}
-	answer := make([]int, len(places))
-	for i, name := range places {
-		sum := sha256.Sum256([]byte(name))
-		answer[i] = byPlace[string(sum[:])]
 	}
 	return answer, nil
 }
 
 // End implements [consumer.StartCounter].
-func (s *starts) End(ctx context.Context, places []string) error {
-	if len(places) == 0 {
+func (s *starts) End(ctx context.Context, names []string) error {
+	if len(names) == 0 {
 		return nil
 	}
-	hashes, _, err := placesOf(places)
+	p, err := placesOf(names)
 	if err == nil {
-		_, err = s.db.change(ctx, "end", s.db.sql.end, hashes)
+		_, err = s.db.change(ctx, "end", s.db.sql.end, p.hashes)
 	}
 	return err
 }

@@ -119,21 +119,13 @@ func (d *driver) commit(ctx context.Context, s *session, replies func(*pgx.Batch
 // whether it is safe to try again is not to be relied upon.
 func commitError(err error, byGuard bool) (unknown bool, _ error) {
 	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || isFatal(pg) || !sqlstate.Refused(pg.Code) {
+	if !errors.As(err, &pg) || !sqlstate.Verdict(pg.Severity, pg.SeverityUnlocalized, pg.Code) {
 		return true, fmt.Errorf("%w: %w", dedupe.ErrUnknownOutcome, err)
 	}
 	if pg.Code == pgkeys.Aborted || byGuard && pg.Code == pgkeys.GuardFailed {
 		return false, fmt.Errorf("%w: it ended the transaction: %w", dedupe.ErrScope, err)
 	}
 	return false, err
-}
-
-func isFatal(err *pgconn.PgError) bool {
-	severity := err.SeverityUnlocalized
-	if severity == "" {
-		severity = err.Severity
-	}
-	return severity != "ERROR"
 }
 
 // Rollback implements dedupe.TxDriver.

@@ -21,6 +21,28 @@ func lost(code string) bool {
 	return false
 }
 
+// LockTimeout is the code of a statement that waited for a lock until
+// lock_timeout was over.
+const LockTimeout = "55P03"
+
+// Contention reports whether a code says that a transaction lost against others,
+// and that no statement is to blame: a serialization failure, a deadlock, or
+// LockTimeout.
+func Contention(code string) bool {
+	return code == "40001" || code == "40P01" || code == LockTimeout
+}
+
+// Verdict reports whether an error is the server's own verdict on a statement,
+// which says that the statement, or the commit, has changed nothing. severity is
+// the localized one, for servers that send no other. Of any other error nobody
+// knows.
+func Verdict(severity, unlocalized, code string) bool {
+	if unlocalized == "" {
+		unlocalized = severity
+	}
+	return unlocalized == "ERROR" && Refused(code)
+}
+
 // Refused reports whether an error with this code, in answer to a commit, says
 // that there was no commit. A server that says so says it as the verdict on the
 // statement; what a proxy or a dying server says is about the connection, and

@@ -178,7 +178,7 @@ func Microseconds(d time.Duration) int64 {
 // another holder of its key until lock_timeout, or a shorter
 // statement_timeout of the user's, was over.
 const (
-	LockTimeout   = "55P03"
+	LockTimeout   = sqlstate.LockTimeout
 	QueryCanceled = "57014"
 )
 
@@ -188,7 +188,7 @@ const Aborted = "25P02"
 // Classify says what a code means.
 func Classify(code string) dedupe.Class {
 	switch {
-	case code == "40001", code == "40P01", code == LockTimeout: // serialization failure, deadlock
+	case sqlstate.Contention(code):
 		return dedupe.ClassRetry
 	case sqlstate.Outage(code):
 		return dedupe.ClassUnavailable
