@@ -222,15 +222,24 @@ func onPool(f func(cmd *cobra.Command, pool *pgxpool.Pool, c *config, args []str
 	}
 }
 
+// onTables is onPool for tables that are right; command is what mends them.
+func onTables[O any](options func(schema string) *O, validate func(context.Context, *pgxpool.Pool, *O) error, command string,
+	f func(cmd *cobra.Command, pool *pgxpool.Pool, o *O, args []string) error) func(*cobra.Command, *config, []string) error {
+	return onPool(func(cmd *cobra.Command, pool *pgxpool.Pool, c *config, args []string) error {
+		o := options(c.Database.Schema)
+		if err := validate(cmd.Context(), pool, o); err != nil {
+			return hint(err, command)
+		}
+		return f(cmd, pool, o, args)
+	})
+}
+
 // parker runs f on the store.
 func parker(f func(cmd *cobra.Command, p outbox.Parker, args []string) error) func(*cobra.Command, *config, []string) error {
-	return onPool(func(cmd *cobra.Command, pool *pgxpool.Pool, c *config, args []string) error {
-		o := &pgoutbox.Options{Schema: c.Database.Schema}
-		if err := pgoutbox.Validate(cmd.Context(), pool, o); err != nil {
-			return hint(err, "relay migrate")
-		}
-		return f(cmd, pgoutbox.NewStore(pool, o), args)
-	})
+	return onTables(func(schema string) *pgoutbox.Options { return &pgoutbox.Options{Schema: schema} }, pgoutbox.Validate, "relay migrate",
+		func(cmd *cobra.Command, pool *pgxpool.Pool, o *pgoutbox.Options, args []string) error {
+			return f(cmd, pgoutbox.NewStore(pool, o), args)
+		})
 }
 
 func parkedCommand(with withConfig) *cobra.Command {
@@ -278,39 +287,45 @@ func ids(_ *cobra.Command, args []string) error {
 // each does something to each row, and fails at the end if one was not parked.
 func each(done string, do func(outbox.Parker, context.Context, int64) (bool, error)) func(*cobra.Command, outbox.Parker, []string) error {
 	return func(cmd *cobra.Command, p outbox.Parker, args []string) error {
-		var failed error
-		for _, a := range args {
+		rows := make(map[string]int64, len(args))
+		for i, a := range args {
 			id, _ := strconv.ParseInt(a, 10, 64) // checked by ids
-			ok, err := do(p, cmd.Context(), id)
-			switch {
-			case err != nil:
-				return err
-			case !ok:
-				failed = errors.Join(failed, fmt.Errorf("row %d is not parked", id))
-			default:
-				if _, err := fmt.Fprintln(cmd.OutOrStdout(), done, id); err != nil {
-					return err
-				}
-			}
+			args[i] = strconv.FormatInt(id, 10)
+			rows[args[i]] = id
 		}
-		return failed
+		return eachArg(cmd, done, args, func(arg string) (own bool, err error) {
+			ok, err := do(p, cmd.Context(), rows[arg])
+			if err == nil && !ok {
+				return true, fmt.Errorf("row %s is not parked", arg)
+			}
+			return false, err
+		})
 	}
 }
 
 func printParked(w io.Writer, rows []outbox.Parked, asJSON bool) error {
+	return printList(w, rows, asJSON, func(r outbox.Parked) map[string]any {
+		return map[string]any{"id": r.ID, "topic": r.Topic, "type": r.Type, "attempts": r.Attempts, "bytes": r.Size, "reason": r.Reason}
+	}, "ID\tTOPIC\tTYPE\tATTEMPTS\tBYTES\tREASON", func(r outbox.Parked) string {
+		return fmt.Sprintf("%d\t%s\t%s\t%d\t%d\t%s", r.ID, printable(r.Topic), printable(r.Type), r.Attempts, r.Size, printable(r.Reason))
+	})
+}
+
+// printList prints rows as a table with a head, or as one JSON object a line.
+func printList[T any](w io.Writer, rows []T, asJSON bool, object func(T) map[string]any, head string, line func(T) string) error {
 	if asJSON {
 		enc := json.NewEncoder(w)
 		for _, r := range rows {
-			if err := enc.Encode(map[string]any{"id": r.ID, "topic": r.Topic, "type": r.Type, "attempts": r.Attempts, "bytes": r.Size, "reason": r.Reason}); err != nil {
+			if err := enc.Encode(object(r)); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "ID\tTOPIC\tTYPE\tATTEMPTS\tBYTES\tREASON")
+	fmt.Fprintln(t, head)
 	for _, r := range rows {
-		fmt.Fprintf(t, "%d\t%s\t%s\t%d\t%d\t%s\n", r.ID, printable(r.Topic), printable(r.Type), r.Attempts, r.Size, printable(r.Reason))
+		fmt.Fprintln(t, line(r))
 	}
 	return t.Flush()
 }

@@ -33,13 +33,7 @@ func deadCommand(with withConfig) *cobra.Command {
 
 // parkingTables runs f on the pool of a database whose tables are right.
 func parkingTables(f func(cmd *cobra.Command, pool *pgxpool.Pool, o *pgparking.Options, args []string) error) func(*cobra.Command, *config, []string) error {
-	return onPool(func(cmd *cobra.Command, pool *pgxpool.Pool, c *config, args []string) error {
-		o := &pgparking.Options{Schema: c.Database.Schema}
-		if err := pgparking.Validate(cmd.Context(), pool, o); err != nil {
-			return hint(err, "relay migrate parking")
-		}
-		return f(cmd, pool, o, args)
-	})
+	return onTables(func(schema string) *pgparking.Options { return &pgparking.Options{Schema: schema} }, pgparking.Validate, "relay migrate parking", f)
 }
 
 func parkingLot(f func(cmd *cobra.Command, lot *pgparking.Lot, args []string) error) func(*cobra.Command, *config, []string) error {
@@ -98,23 +92,13 @@ func listDead(with withConfig) *cobra.Command {
 }
 
 func printDead(out, hints io.Writer, page consumer.ParkedPage, asJSON bool) error {
-	if asJSON {
-		enc := json.NewEncoder(out)
-		for _, p := range page.Records {
-			if err := enc.Encode(deadJSON(p)); err != nil {
-				return err
-			}
-		}
-	} else {
-		t := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-		fmt.Fprintln(t, "ID\tCONSUMER\tPOSITION\tPARKED\tATTEMPTS\tBYTES\tREASON\tERROR")
-		for _, p := range page.Records {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\n", p.ID, printable(p.Consumer), printable(place(p)),
+	err := printList(out, page.Records, asJSON, deadJSON,
+		"ID\tCONSUMER\tPOSITION\tPARKED\tATTEMPTS\tBYTES\tREASON\tERROR", func(p *consumer.Parked) string {
+			return fmt.Sprintf("%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s", p.ID, printable(p.Consumer), printable(place(p)),
 				p.ParkedAt.UTC().Format(time.RFC3339), p.Attempts, max(p.Size, 0), printable(p.Reason), printable(p.Error))
-		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
+		})
+	if err != nil {
+		return err
 	}
 	return hintMore(hints, page.Next)
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -33,13 +32,7 @@ func keysCommand(with withConfig) *cobra.Command {
 
 // keyStore runs f on the pool of a database whose tables are right.
 func keyStore(f func(cmd *cobra.Command, pool *pgxpool.Pool, o *pgdedupe.Options, args []string) error) func(*cobra.Command, *config, []string) error {
-	return onPool(func(cmd *cobra.Command, pool *pgxpool.Pool, c *config, args []string) error {
-		o := &pgdedupe.Options{Schema: c.Database.Schema}
-		if err := pgdedupe.Validate(cmd.Context(), pool, o); err != nil {
-			return hint(err, "relay migrate dedupe")
-		}
-		return f(cmd, pool, o, args)
-	})
+	return onTables(func(schema string) *pgdedupe.Options { return &pgdedupe.Options{Schema: schema} }, pgdedupe.Validate, "relay migrate dedupe", f)
 }
 
 func admin(f func(cmd *cobra.Command, a dedupe.Admin, args []string) error) func(*cobra.Command, *config, []string) error {
@@ -190,23 +183,14 @@ func listKeys(with withConfig) *cobra.Command {
 }
 
 func printKeys(out, hints io.Writer, page dedupe.Page, asJSON bool) error {
-	if asJSON {
-		enc := json.NewEncoder(out)
-		for _, e := range page.Entries {
-			if err := enc.Encode(map[string]any{"key": e.ID.String(), "state": e.State.String(), "tenant": e.Key.Tenant, "consumer": e.Key.Consumer,
-				"source": e.Key.Source, "id": e.Key.ID, "attempt": e.Attempt, "holder": e.Holder, "conflicts": e.Conflicts}); err != nil {
-				return err
-			}
-		}
-	} else {
-		t := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-		fmt.Fprintln(t, "KEY\tSTATE\tCONSUMER\tSOURCE\tID\tATTEMPT\tCONFLICTS")
-		for _, e := range page.Entries {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d\n", e.ID, e.State, printable(e.Key.Consumer), printable(e.Key.Source), printable(e.Key.ID), e.Attempt, e.Conflicts)
-		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
+	err := printList(out, page.Entries, asJSON, func(e dedupe.Entry) map[string]any {
+		return map[string]any{"key": e.ID.String(), "state": e.State.String(), "tenant": e.Key.Tenant, "consumer": e.Key.Consumer,
+			"source": e.Key.Source, "id": e.Key.ID, "attempt": e.Attempt, "holder": e.Holder, "conflicts": e.Conflicts}
+	}, "KEY\tSTATE\tCONSUMER\tSOURCE\tID\tATTEMPT\tCONFLICTS", func(e dedupe.Entry) string {
+		return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%d\t%d", e.ID, e.State, printable(e.Key.Consumer), printable(e.Key.Source), printable(e.Key.ID), e.Attempt, e.Conflicts)
+	})
+	if err != nil {
+		return err
 	}
 	return hintMore(hints, page.Next)
 }
