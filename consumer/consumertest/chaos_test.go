@@ -17,7 +17,6 @@ import (
 	"github.com/unecho/unecho/brokers/membroker"
 	"github.com/unecho/unecho/consumer"
 	"github.com/unecho/unecho/consumer/consumertest"
-	"github.com/unecho/unecho/dedupe"
 	"github.com/unecho/unecho/dedupe/memdedupe"
 	"github.com/unecho/unecho/envelope"
 )
@@ -341,7 +340,7 @@ func TestChaosFindsWhatIsWrong(t *testing.T) {
 			return consumer.HandlerFunc(func(_ context.Context, m *envelope.Message) error { effect(m.Position); return nil })
 		},
 		"effect outside the scope": func(effect func(string)) consumer.Handler {
-			return consumer.Wrap("c", dedupe.Store[*memdedupe.Tx](memdedupe.NewStore(nil)), func(ctx context.Context, _ *memdedupe.Tx, m *envelope.Message) error {
+			return consumer.Wrap("c", memdedupe.NewStore(nil), func(ctx context.Context, _ *memdedupe.Tx, m *envelope.Message) error {
 				effect(m.ID)
 				time.Sleep(time.Millisecond) // a crash elsewhere comes in between
 				return ctx.Err()
