@@ -37,5 +37,6 @@
 //   - The text of an error is in no metric and in no span; it may quote anything.
 //     Its class is.
 //   - A span is linked to the message's creation, and is not its child: a
-//     message may be handled a day later, and more than once.
+//     message may be handled a day later, and more than once. Of the message's
+//     trace context the link has the ids and flags, and no tracestate.
 package consumerotel

@@ -37,7 +37,8 @@ func (t *Observer) handle(ctx context.Context, h consumer.Handler, m *envelope.M
 	}
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(attrs...)}
 	if from := trace.SpanContextFromContext(t.o.Propagator.Extract(context.Background(), carrier{m.Header})); from.IsValid() {
-		options = append(options, trace.WithLinks(trace.Link{SpanContext: from}))
+		// The ids name the place; tracestate is whatever a producer has put there.
+		options = append(options, trace.WithLinks(trace.Link{SpanContext: from.WithTraceState(trace.TraceState{})}))
 	}
 	ctx, span := t.tracer.Start(ctx, "process "+destination, options...)
 	ended := false
