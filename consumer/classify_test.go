@@ -25,6 +25,7 @@ func TestClassify(t *testing.T) {
 		{&net.DNSError{IsTemporary: true}, ClassUnavailable},
 		{&net.DNSError{IsNotFound: true}, ClassFailed},
 		{fmt.Errorf("x: %w", brokers.ErrUnavailable), ClassUnavailable},
+		{fmt.Errorf("x: %w", dedupe.ErrLogReplaced), ClassUnavailable},
 		// An outage is one however it is wrapped.
 		{Permanent(fmt.Errorf("x: %w", dedupe.ErrUnavailable)), ClassUnavailable},
 		{fmt.Errorf("%w: %w", dedupe.ErrUnavailable, Permanent(errBoom)), ClassUnavailable},

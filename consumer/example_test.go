@@ -299,3 +299,47 @@ func ExampleCaused() {
 	// 7753a063-2b7b-880a-80f1-4f3073125c63 42
 	// <nil>
 }
+
+// One row for each partition stands for the keys of all its records. The record
+// that comes again is below it.
+func ExampleWrapWatermark() {
+	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+	defer cancel()
+	b := membroker.New()
+	b.CreateTopic("readings", 1)
+	again := true
+	b.SetFaults(membroker.Faults{DropAck: func(*brokers.Delivery) bool { defer func() { again = false }(); return again }})
+	for _, body := range []string{"17 degrees", "19 degrees"} {
+		if err := b.Publisher().Publish(ctx, []*envelope.Message{{ID: body, Source: "/probe", Type: "reading", Topic: "readings", Body: []byte(body)}}).Err(); err != nil {
+			panic(err)
+		}
+	}
+	store := memdedupe.NewStore(nil)
+	h := consumer.WrapWatermark("chart", store, func(_ context.Context, _ *memdedupe.Tx, m *envelope.Message) error {
+		fmt.Println(m.Position, string(m.Body))
+		return nil
+	}, nil)
+	err := consumer.Run(ctx, b.Source("readings", "chart"), h, &consumer.RunOptions{DeadLetter: consumer.Discard})
+	fmt.Println(err, b.Committed("readings", "chart"))
+	// Output:
+	// readings/0/0 17 degrees
+	// readings/0/1 19 degrees
+	// <nil> [2]
+}
+
+// A group of records has one effect and one row to move.
+func ExampleWrapWatermarkBatch() {
+	h := consumer.WrapWatermarkBatch("chart", memdedupe.NewStore(nil), func(_ context.Context, _ *memdedupe.Tx, ms []*envelope.Message) error {
+		for _, m := range ms {
+			fmt.Println(string(m.Body))
+		}
+		return nil
+	}, nil)
+	m := &envelope.Message{Position: "readings/0/7", Body: []byte("17 degrees")}
+	for range 2 {
+		if err := h.Handle(context.Background(), m); err != nil {
+			panic(err)
+		}
+	}
+	// Output: 17 degrees
+}

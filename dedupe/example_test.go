@@ -169,3 +169,48 @@ func ExampleEntropy() {
 	fmt.Println(dedupe.Entropy("order-1") > 64, dedupe.Entropy("9b2f6a58-6c0e-4d0e-8f43-0d7a1c5be201") > 64)
 	// Output: false true
 }
+
+// The position of a partition is kept with the effects. What is below it is done,
+// and a record that cannot be among that is told from a duplicate.
+func ExamplePlacer() {
+	ctx, store := context.Background(), memdedupe.NewStore(nil).(dedupe.Placer[*memdedupe.Tx])
+	p := dedupe.Partition{Consumer: "chart", Topic: "readings"}
+	day := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
+	handle := func(at ...dedupe.Place) {
+		answers, err := store.OnceAt(ctx, p, at, nil, func(_ context.Context, _ *memdedupe.Tx, fresh []int) ([][]byte, error) {
+			for _, i := range fresh {
+				fmt.Println("handled offset", at[i].Offset)
+			}
+			return nil, nil
+		})
+		for _, a := range answers {
+			fmt.Println(a.Outcome)
+		}
+		if err != nil {
+			fmt.Println(err)
+		}
+	}
+	handle(dedupe.Place{Offset: 7, Time: day}, dedupe.Place{Offset: 9, Time: day.Add(time.Hour)})
+	handle(dedupe.Place{Offset: 9, Time: day.Add(time.Hour)})
+	handle(dedupe.Place{Offset: 0, Time: day.Add(48 * time.Hour)})
+	// Output:
+	// handled offset 7
+	// handled offset 9
+	// processed
+	// processed
+	// duplicate
+	// dedupe: the log was replaced: partition 0 of topic readings holds a record of 2026-01-04T00:00:00Z at offset 0, but everything below offset 10 was done by then, up to 2026-01-02T01:00:00Z; find out where this log begins, and reset the position to the first offset that is not done
+}
+
+// A topic was made anew, and somebody has made sure that it begins at offset 0.
+func ExamplePositionAdmin() {
+	ctx, d := context.Background(), memdedupe.NewDriver(nil)
+	admin := d.Admin().(dedupe.PositionAdmin)
+	p := dedupe.Partition{Consumer: "chart", Topic: "readings"}
+	if err := admin.ResetPosition(ctx, p, 0); err != nil {
+		panic(err)
+	}
+	all, err := admin.Positions(ctx)
+	fmt.Println(all[0].Partition.Topic, all[0].Partition.Number, all[0].Next, err)
+	// Output: readings 0 0 <nil>
+}

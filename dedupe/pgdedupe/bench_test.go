@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -13,7 +14,7 @@ import (
 	"github.com/unecho/unecho/internal/testenv"
 )
 
-// The four ways to handle an event by one insert, by one worker, in one run: what
+// The ways to handle an event by one insert, by one worker, in one run: what
 // counts is their ratio. `go test -run xxx -bench Event ./dedupe/pgdedupe`
 func BenchmarkEvent(b *testing.B) {
 	pool := testenv.Pool(b, 2)
@@ -28,6 +29,9 @@ func BenchmarkEvent(b *testing.B) {
 		"one by one":                      singleEvents,
 		"pipelined":                       pipelinedEvents,
 		"groups of 100":                   groupedEvents,
+		"by position":                     placedEvents(1),
+		"by position, groups of 100":      placedEvents(100),
+		"plain, groups of 100":            plainGroups,
 	} {
 		b.Run(name, func(b *testing.B) { f(b, pool) })
 	}
@@ -99,5 +103,53 @@ func groupedEvents(b *testing.B, pool *pgxpool.Pool) {
 			b.Fatal(err)
 		}
 		claims = claims[:0]
+	}
+}
+
+// plainGroups is groupedEvents without a key.
+func plainGroups(b *testing.B, pool *pgxpool.Pool) {
+	n := 0
+	for b.Loop() {
+		if n++; n%100 > 0 {
+			continue
+		}
+		if err := pgx.BeginFunc(b.Context(), pool, func(tx pgx.Tx) error {
+			for range 100 {
+				if _, err := tx.Exec(b.Context(), insertEffect, "e"); err != nil {
+					return err
+				}
+			}
+			return nil
+		}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// placedEvents handles so many records in a transaction, each by a statement of
+// its own, and counts records.
+func placedEvents(group int) func(b *testing.B, pool *pgxpool.Pool) {
+	return func(b *testing.B, pool *pgxpool.Pool) {
+		store := pgdedupe.NewStore(pool, nil).(dedupe.Placer[pgx.Tx])
+		p := dedupe.Partition{Consumer: testenv.Name("c"), Topic: "t"}
+		var places []dedupe.Place
+		offset := int64(0)
+		for b.Loop() {
+			places = append(places, dedupe.Place{Offset: offset, Time: time.UnixMilli(1_700_000_000_000 + offset), Fingerprint: [32]byte{1}})
+			if offset++; len(places) < group {
+				continue
+			}
+			if _, err := store.OnceAt(b.Context(), p, places, nil, func(ctx context.Context, tx pgx.Tx, fresh []int) ([][]byte, error) {
+				for range fresh {
+					if _, err := tx.Exec(ctx, insertEffect, "e"); err != nil {
+						return nil, err
+					}
+				}
+				return nil, nil
+			}); err != nil {
+				b.Fatal(err)
+			}
+			places = places[:0]
+		}
 	}
 }

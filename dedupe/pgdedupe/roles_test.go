@@ -65,14 +65,14 @@ func ownerOf(t *testing.T) (schemaURL string, owner *pgxpool.Pool) {
 	return schemaURL, owner
 }
 
-// A program needs to read and write four tables and to draw from a sequence. It
+// A program needs to read and write five tables and to draw from a sequence. It
 // needs no privilege to create, alter or drop anything, and calling Migrate on
 // every start is nevertheless no error.
 func TestRuntimeRoleNeedsNoDDL(t *testing.T) {
 	schemaURL, owner := ownerOf(t)
 	role := strings.ToLower(testenv.Name("role"))
 	pool := testenv.PoolOf(t, asRole(t, owner, schemaURL, role), 4)
-	grants := `grant select, insert, update, delete on unecho_key, unecho_conflict, unecho_lease to ROLE;
+	grants := `grant select, insert, update, delete on unecho_key, unecho_conflict, unecho_lease, unecho_position to ROLE;
 		grant usage on sequence unecho_token to ROLE;
 		grant select on unecho_migration to ROLE;
 		create table effect (name text); grant insert on effect to ROLE`
@@ -104,6 +104,12 @@ func TestRuntimeRoleNeedsNoDDL(t *testing.T) {
 			t.Errorf("Once, leases: %v, %v; want %v", res.Outcome, err, want)
 		}
 	}
+	at := dedupe.Partition{Consumer: "c", Topic: "t"}
+	if answers, err := pgdedupe.NewStore(pool, nil).(dedupe.Placer[pgx.Tx]).OnceAt(ctx, at, []dedupe.Place{{Offset: 1}}, nil, func(context.Context, pgx.Tx, []int) ([][]byte, error) {
+		return nil, nil
+	}); err != nil || answers[0].Outcome != dedupe.Processed {
+		t.Errorf("OnceAt: %v, %v", answers, err)
+	}
 	if res, err := pgdedupe.NewStore(pool, nil).Once(ctx, other, exec("select 1/0")); err != nil || res.Outcome != dedupe.Conflict {
 		t.Errorf("another content: %v, %v", res.Outcome, err)
 	}
@@ -112,7 +118,8 @@ func TestRuntimeRoleNeedsNoDDL(t *testing.T) {
 	_, e2 := a.List(ctx, dedupe.Filter{InConflict: true})
 	_, e3 := a.Counts(ctx)
 	_, e4 := pgdedupe.Prune(ctx, pool, nil, 0)
-	if err := errors.Join(e1, e2, e3, e4, a.Settle(ctx, c.Key.Stored()), a.Evict(ctx, c.Key.Stored())); err != nil {
+	_, e5 := a.(dedupe.PositionAdmin).Positions(ctx)
+	if err := errors.Join(e1, e2, e3, e4, e5, a.(dedupe.PositionAdmin).ResetPosition(ctx, at, 0), a.Settle(ctx, c.Key.Stored()), a.Evict(ctx, c.Key.Stored())); err != nil {
 		t.Errorf("the admin's and the pruner's work: %v", err)
 	}
 }
