@@ -19,6 +19,12 @@
 //   - Deliveries of one lane, or with OrderByKey those of one lane and key, are
 //     handled one after the other, in the order of their receipt, retries
 //     included.
+//   - A handler by positions ([WrapWatermark]) sees the messages of a lane in their
+//     order, without exception: of one that was handled before an earlier one, the
+//     earlier one would be lost. Nothing that is given back, that middleware
+//     answers for, or that ends a goroutine lets what is behind it go first.
+//   - What such a handler has dead-lettered, its position passes before the
+//     acknowledgement.
 //   - A handler's context does not end when Run's does, but when the grace is
 //     over, its time-out passes, or the claim on its delivery is lost.
 //   - Nothing is received while the store is known to be out of reach.

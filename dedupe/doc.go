@@ -12,6 +12,7 @@
 //   - [ErrInProgress], [ErrUnknownOutcome], [ErrUnavailable] and
 //     [ErrContention] are errors of which no message is to blame: do not
 //     acknowledge, and do not count them as failures of the message.
+//   - [ErrLogReplaced] has everything wait until a person has reset a position.
 //   - [ErrParked] means that a person has to find out, by [Admin].
 //   - Every other error is the handler's.
 //
@@ -19,6 +20,9 @@
 // that all transactional stores share; the suite in package storetest shows
 // that a driver is right. A [LeaseDriver] and [NewLeaseStore] are the same for
 // effects that no transaction can hold.
+//
+// A log whose order is its identity, such as a partition of a Kafka topic, needs
+// one row for each partition instead of a key for each event: that is a [Placer].
 //
 // # Invariants
 //
@@ -45,6 +49,10 @@
 //   - Errors of the store's own statements never count against a message: until
 //     the handler runs, nothing that fails can be its fault.
 //   - Expiry is judged by the store's clock, never by the process's.
+//   - A position is locked before it is read, and moved in the transaction of the
+//     effect. What is below it is done; what is below it and cannot be among what
+//     is done is [ErrLogReplaced], and never a duplicate. A conflict that a
+//     position passes is recorded in its transaction, for nobody comes back.
 //   - A lease that ran out without completion is unknown, not new. Whoever claims
 //     the key next is told, under a greater token.
 //   - A handler's context ends before its lease can have run out by the store's

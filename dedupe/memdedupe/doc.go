@@ -12,6 +12,7 @@
 //   - A key takes memory until its Claim's Retain is over; expired ones go with
 //     the next claim, without a pruner, and also those in conflict. Conflicts are kept for ever, one for each key and
 //     fingerprint.
+//   - Positions are kept for ever, one for each partition and consumer.
 //   - Staged effects run under the store's lock, so a claim sees a key as done
 //     only after all of its effects.
 package memdedupe

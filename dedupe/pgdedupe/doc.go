@@ -69,6 +69,9 @@
 //     verdict on a statement. All others are unknown, including those that
 //     pgconn.SafeToRetry calls safe.
 //   - A connection whose state is in doubt is closed, never given back.
+//   - The row of a position is locked by a statement of its own, first thing, and
+//     an update of a row that is gone fails. Wherever the row is made, the wait for
+//     another transaction that makes it is bounded, too.
 //   - No scope reaches its connection after the driver has begun to end the
 //     transaction: see session.
 package pgdedupe

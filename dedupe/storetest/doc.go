@@ -7,6 +7,9 @@
 // [Aborter], [Ender], [Cutter], [Breaker], [Pruner], [Administered], [ClaimLog],
 // [Eager]): the cases that need a power do not apply, and say so, where it is missing.
 //
+// Whether a store is a [dedupe.Batcher] or a [dedupe.Placer] is for the suite to
+// find out; the cases of positions are those that begin with "position".
+//
 // [RunLease] is the same for lease drivers, and [RunClaim] for claims in
 // transactions that the caller owns. [RunMachine], [RunLinear] and their like
 // for leases check a store against a model, by random sequences and by
