@@ -30,9 +30,20 @@ func concurrencyCases[S any]() []Case[S] {
 // owner starts a claim whose handler has written an effect and then waits for
 // what release is sent.
 func (e *env[S]) owner(c dedupe.Claim, name string) (release chan<- error, done <-chan error) {
+	e.tb.Helper()
+	return e.holding(func(hold func(context.Context, S) error) error {
+		_, err := e.h.Store().Once(e.ctx, c, e.effectThen(name, hold))
+		return err
+	})
+}
+
+// holding starts a claim, and waits until its handler is at hold, where it waits
+// for what release is sent.
+func (e *env[S]) holding(claim func(hold func(context.Context, S) error) error) (release chan<- error, done <-chan error) {
+	e.tb.Helper()
 	running, rel, ended := make(chan struct{}), make(chan error), make(chan error, 1)
 	go func() {
-		_, err := e.h.Store().Once(e.ctx, c, e.effectThen(name, func(ctx context.Context, _ S) error {
+		ended <- claim(func(ctx context.Context, _ S) error {
 			close(running)
 			select {
 			case err := <-rel:
@@ -40,8 +51,7 @@ func (e *env[S]) owner(c dedupe.Claim, name string) (release chan<- error, done 
 			case <-ctx.Done():
 				return ctx.Err()
 			}
-		}))
-		ended <- err
+		})
 	}()
 	select {
 	case <-running:

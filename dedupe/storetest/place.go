@@ -233,25 +233,11 @@ func placePrefix[S any](tb testing.TB, open Open[S]) {
 
 // holder starts to handle records, and waits for what release is sent.
 func (e *places[S]) holder(at []dedupe.Place) (release chan<- error, done <-chan error) {
-	running, rel, ended := make(chan struct{}), make(chan error), make(chan error, 1)
-	go func() {
-		_, err := e.st.OnceAt(e.ctx, e.p, at, nil, e.addThen(at, func(ctx context.Context, _ S) error {
-			close(running)
-			select {
-			case err := <-rel:
-				return err
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}))
-		ended <- err
-	}()
-	select {
-	case <-running:
-	case err := <-ended:
-		e.tb.Fatalf("the holder: %v", err)
-	}
-	return rel, ended
+	e.tb.Helper()
+	return e.holding(func(hold func(context.Context, S) error) error {
+		_, err := e.st.OnceAt(e.ctx, e.p, at, nil, e.addThen(at, hold))
+		return err
+	})
 }
 
 type placeAnswer struct {

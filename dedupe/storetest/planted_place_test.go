@@ -7,10 +7,7 @@ import (
 	"testing"
 
 	"github.com/unecho/unecho/dedupe"
-	"github.com/unecho/unecho/dedupe/internal/memharness"
 	"github.com/unecho/unecho/dedupe/memdedupe"
-	"github.com/unecho/unecho/dedupe/storetest"
-	"github.com/unecho/unecho/internal/planted"
 )
 
 // placing is a driver with the power that is broken here.
@@ -48,22 +45,8 @@ var placePlants = []struct {
 }
 
 func TestPlantedPositions(t *testing.T) {
-	cases := map[string]storetest.Case[tx]{}
-	for _, c := range storetest.Cases[tx]() {
-		cases[c.Name] = c
-	}
 	for _, p := range placePlants {
-		t.Run(p.bug, func(t *testing.T) {
-			c, ok := cases[p.by]
-			if !ok {
-				t.Fatalf("the suite has no case %q", p.by)
-			}
-			planted.Caught(t, "storetest/"+p.bug, func(tb testing.TB) {
-				c.Run(tb, func(_ testing.TB, s storetest.Settings) storetest.Harness[tx] {
-					return memharness.New(s, func(d driver) store { return p.build(d.(placing)) })
-				})
-			})
-		})
+		caught(t, p.bug, p.by, func(d driver) store { return p.build(d.(placing)) })
 	}
 }
 
