@@ -14,29 +14,35 @@ import (
 )
 
 // NewAdmin returns a view for people of the keys in db, which stays the
-// caller's; on PostgreSQL, of the leases of package pgdedupe as well. o may be
-// nil. It panics if db is nil, or with [Options.Check]'s error.
+// caller's; on PostgreSQL, of the leases of package pgdedupe as well. It
+// is a [dedupe.PositionAdmin], too. o may be nil. It panics if db is nil, or with [Options.Check]'s error.
 func NewAdmin(db *sql.DB, d Dialect, o *Options) dedupe.Admin {
 	if db == nil {
 		panic("sqldedupe: NewAdmin: the database is nil")
 	}
 	n := o.normal(d)
-	a := &admin{db: db, timeout: n.Timeout}
+	a := &admin{db: db, o: n, dialect: d, timeout: n.Timeout}
 	switch d {
 	case MySQL:
-		a.look = newMySQLLook(n.set(d))
+		a.look, a.positions = newMySQLLook(n.set(d)), newMySQLPositions(n.set(d))
 	case SQLite:
-		a.look = newSQLiteLook(n.set(d))
+		a.look, a.positions = newSQLiteLook(n.set(d)), newSQLitePositions(n.set(d))
 	default:
 		a.look = postgresLook{pgkeys.NewAdmin(n.set(d))}
+		p := pgkeys.NewPosition(n.set(d))
+		a.positions = positionStatements{list: p.List, reset: p.Reset}
 	}
 	return a
 }
 
 type admin struct {
 	db      *sql.DB
+	o       Options
+	dialect Dialect
 	timeout time.Duration
 	look    look
+
+	positions positionStatements // of which list and reset are used
 }
 
 // look is how a dialect is asked.

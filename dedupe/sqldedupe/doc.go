@@ -7,7 +7,8 @@
 //	store := sqldedupe.NewStore(db, sqldedupe.SQLite, nil)
 //
 // The store is a dedupe.Batcher: it claims the keys of a group of events, of a
-// thousand as well, in one transaction with one commit.
+// thousand as well, in one transaction with one commit. It is a dedupe.Placer,
+// too: it keeps the position of a partition in place of keys.
 //
 // # PostgreSQL
 //
@@ -64,6 +65,9 @@
 //     MySQL an insert of several rows owns all or none; the winners are read when
 //     its transaction is over, in one of their own at READ COMMITTED: there, its
 //     own rows would pass for a winner's.
+//   - The lock of a position is taken first, on MySQL by a locking read, which shows
+//     what was committed last at every level, and on SQLite by an insert that may
+//     do nothing.
 //   - A batch is divided into statements, never into transactions.
 //   - An error in answer to a commit is a failure only if it is the database's
 //     verdict. All others are unknown.

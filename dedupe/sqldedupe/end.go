@@ -9,11 +9,11 @@ import (
 	"github.com/unecho/unecho/dedupe"
 )
 
-// commit stores the replies that are not nil, and commits. refused says of an
+// commit stores what goes with the effect, and commits. refused says of an
 // error in answer to the commit that there was no commit; after any other one
 // nobody knows.
-func commit(ctx context.Context, in claimsIn, s *scope, claims []dedupe.Claim, replies [][]byte, refused func(error) bool) error {
-	if err := storeReplies(ctx, in, s.tx, claims, replies); err != nil {
+func commit(ctx context.Context, in dialect, s *scope, a dedupe.Advance, refused func(error) bool) error {
+	if err := storeAdvance(ctx, in, s.tx, a); err != nil {
 		return errors.Join(err, ignoreDone(s.tx.Rollback()))
 	}
 	err := s.tx.Commit()

@@ -20,6 +20,8 @@ type mysql struct {
 	sql mysqlStatements
 	// bound is how a claim bounds its wait for a lock: 0 is not known yet.
 	bound atomic.Int32
+
+	positions positionStatements
 }
 
 // How a claim bounds its wait. MariaDB takes a bound of microseconds along with
@@ -40,7 +42,7 @@ const (
 
 func newMySQL(b base) *mysql {
 	b.prelude, b.epilogue = mysqlPrelude, mysqlEpilogue
-	m := &mysql{base: b, sql: newMySQLStatements(mysqlSet(b.o.Schema))}
+	m := &mysql{base: b, sql: newMySQLStatements(mysqlSet(b.o.Schema)), positions: newMySQLPositions(mysqlSet(b.o.Schema))}
 	m.bound.Store(b.o.bound)
 	return m
 }
@@ -223,20 +225,27 @@ func (m *mysql) claimError(ctx context.Context, err error) error {
 
 // insert claims, with a bound of its own for the wait.
 func (m *mysql) insert(ctx context.Context, tx *sql.Tx, wait time.Duration, statement string, args ...any) error {
+	return m.bounded(ctx, tx, wait, statement, func(statement string) error {
+		_, err := tx.ExecContext(ctx, statement, args...)
+		return err
+	})
+}
+
+// bounded has a statement done that waits for a lock only so long.
+func (m *mysql) bounded(ctx context.Context, tx *sql.Tx, wait time.Duration, statement string, do func(statement string) error) error {
 	by, err := m.boundBy(ctx, tx)
 	if err != nil {
 		return err
 	}
 	if by == boundByStatement {
 		seconds := strconv.FormatFloat(max(wait, time.Millisecond).Seconds(), 'f', 6, 64)
-		_, err := tx.ExecContext(ctx, "set statement max_statement_time="+seconds+" for "+statement, args...)
-		return err
+		return do("set statement max_statement_time=" + seconds + " for " + statement)
 	}
 	whole := int64((wait + time.Second - 1) / time.Second)
 	if _, err := tx.ExecContext(ctx, "set @unecho_wait = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = "+strconv.FormatInt(max(whole, 1), 10)); err != nil {
 		return err
 	}
-	_, err = tx.ExecContext(ctx, statement, args...)
+	err = do(statement)
 	if mysqlCode(err) == mysqlDeadlock {
 		return err // the transaction is over, and the wait goes back with the next claim
 	}
@@ -284,11 +293,16 @@ func (m *mysql) Commit(ctx context.Context, s *scope, c dedupe.Claim, reply []by
 
 // CommitBatch implements dedupe.BatchDriver.
 func (m *mysql) CommitBatch(ctx context.Context, s *scope, claims []dedupe.Claim, replies [][]byte) error {
+	return m.CommitAt(ctx, s, dedupe.Advance{Claims: claims, Replies: replies})
+}
+
+// CommitAt implements dedupe.PlaceDriver.
+func (m *mysql) CommitAt(ctx context.Context, s *scope, a dedupe.Advance) error {
 	err := s.finish(ctx, func(ready func() bool) error {
 		if err := m.fit(ctx, s, ready); err != nil {
 			return unfit(err, s.tx.Rollback())
 		}
-		return commit(ctx, m, s, claims, replies, func(err error) bool { return refused(mysqlCode(err)) })
+		return commit(ctx, m, s, a, func(err error) bool { return refused(mysqlCode(err)) })
 	})
 	if err != nil {
 		return fmt.Errorf("sqldedupe: %w", err)
@@ -419,13 +433,13 @@ func validateMySQL(ctx context.Context, db *sql.DB, s *migrate.Set) error {
 	var flush, engines int
 	var readOnly, autocommit bool
 	err := db.QueryRowContext(ctx, `select @@innodb_flush_log_at_trx_commit, @@read_only, @@autocommit,
-	(select count(*) from information_schema.tables where table_schema = `+s.SchemaSQL()+` and table_name in ('unecho_key', 'unecho_conflict') and engine <> 'InnoDB')`).
+	(select count(*) from information_schema.tables where table_schema = `+s.SchemaSQL()+` and table_name in ('unecho_key', 'unecho_conflict', 'unecho_position') and engine <> 'InnoDB')`).
 		Scan(&flush, &readOnly, &autocommit, &engines)
 	switch {
 	case err != nil:
 		return fmt.Errorf("sqldedupe: read the settings of the server: %w", err)
 	case engines > 0:
-		return errors.New("sqldedupe: the tables are not InnoDB, so key and effect would not be committed together; run: alter table unecho_key engine = InnoDB, and the same for unecho_conflict")
+		return errors.New("sqldedupe: the tables are not InnoDB, so key and effect would not be committed together; run: alter table unecho_key engine = InnoDB, and the same for unecho_conflict and unecho_position")
 	case flush != 1:
 		return fmt.Errorf("sqldedupe: innodb_flush_log_at_trx_commit is %d: a crash may undo what was acknowledged; set it to 1", flush)
 	case !autocommit:

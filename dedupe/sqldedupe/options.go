@@ -135,7 +135,7 @@ func (o *Options) timeout() time.Duration {
 }
 
 // NewStore returns the store in db, which stays the caller's. It is a
-// [dedupe.Batcher] on every dialect. o may be nil.
+// [dedupe.Batcher] and a [dedupe.Placer] on every dialect. o may be nil.
 // Nothing is sent yet: see [Migrate] and [Validate]. It panics if db is nil, or
 // with [Options.Check]'s error.
 func NewStore(db *sql.DB, d Dialect, o *Options) dedupe.Store[*sql.Tx] {
@@ -151,6 +151,7 @@ type dialect interface {
 	dedupe.TxDriver[*scope]
 	dedupe.BatchDriver[*scope]
 	claimsIn
+	placesIn
 }
 
 func newDriver(b base, d Dialect) dialect {
@@ -167,11 +168,12 @@ func newDriver(b base, d Dialect) dialect {
 type store struct {
 	inner dedupe.Store[*scope]
 	batch dedupe.Batcher[*scope]
+	place dedupe.Placer[*scope]
 }
 
 func newStore(d dialect, o *dedupe.TxOptions) store {
-	inner := dedupe.NewTxStore(d, o)
-	return store{inner, inner.(dedupe.Batcher[*scope])}
+	inner := dedupe.NewTxStore[*scope](placer{d}, o)
+	return store{inner, inner.(dedupe.Batcher[*scope]), inner.(dedupe.Placer[*scope])}
 }
 
 // Once implements dedupe.Store.
@@ -188,4 +190,15 @@ func (s store) OnceEach(ctx context.Context, claims []dedupe.Claim, fn func(cont
 	})
 }
 
-var _ dedupe.Batcher[*sql.Tx] = store{}
+// OnceAt implements dedupe.Placer.
+func (s store) OnceAt(ctx context.Context, p dedupe.Partition, places []dedupe.Place, claims []dedupe.Claim,
+	fn func(context.Context, *sql.Tx, []int) ([][]byte, error)) ([]dedupe.Answer, error) {
+	return s.place.OnceAt(ctx, p, places, claims, func(ctx context.Context, scope *scope, fresh []int) ([][]byte, error) {
+		return fn(ctx, scope.tx, fresh)
+	})
+}
+
+var (
+	_ dedupe.Batcher[*sql.Tx] = store{}
+	_ dedupe.Placer[*sql.Tx]  = store{}
+)

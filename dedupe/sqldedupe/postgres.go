@@ -17,10 +17,14 @@ import (
 // the statements of pgdedupe, one round trip for each.
 type postgres struct {
 	base
-	sql pgkeys.Statements
+	sql       pgkeys.Statements
+	positions pgkeys.PositionStatements
 }
 
-func newPostgres(b base) *postgres { return &postgres{b, pgkeys.New(pgkeys.Set(b.o.Schema))} }
+func newPostgres(b base) *postgres {
+	set := pgkeys.Set(b.o.Schema)
+	return &postgres{b, pgkeys.New(set), pgkeys.NewPosition(set)}
+}
 
 // maxVanished is how often a claim begins again because the winner that it met
 // was pruned before it could be read.
@@ -221,10 +225,9 @@ func (p *postgres) winner(ctx context.Context, tx *sql.Tx, c dedupe.Claim) (*ded
 	return &r, nil
 }
 
-func uuid(k dedupe.Key) string {
-	b := k.Stored()
-	return hex.EncodeToString(b[:])
-}
+func uuid(k dedupe.Key) string { return hexID(k.Stored()) }
+
+func hexID(id dedupe.KeyID) string { return hex.EncodeToString(id[:]) }
 
 // Commit implements dedupe.TxDriver.
 func (p *postgres) Commit(ctx context.Context, s *scope, c dedupe.Claim, reply []byte) error {
@@ -233,11 +236,16 @@ func (p *postgres) Commit(ctx context.Context, s *scope, c dedupe.Claim, reply [
 
 // CommitBatch implements dedupe.BatchDriver.
 func (p *postgres) CommitBatch(ctx context.Context, s *scope, claims []dedupe.Claim, replies [][]byte) error {
+	return p.CommitAt(ctx, s, dedupe.Advance{Claims: claims, Replies: replies})
+}
+
+// CommitAt implements dedupe.PlaceDriver.
+func (p *postgres) CommitAt(ctx context.Context, s *scope, a dedupe.Advance) error {
 	err := s.finish(ctx, func(ready func() bool) error {
 		if err := p.fit(ctx, s, ready); err != nil {
 			return unfit(err, s.tx.Rollback())
 		}
-		return commit(ctx, p, s, claims, replies, func(err error) bool { return sqlstate.Refused(sqlState(err)) })
+		return commit(ctx, p, s, a, func(err error) bool { return sqlstate.Refused(sqlState(err)) })
 	})
 	if err != nil {
 		return fmt.Errorf("sqldedupe: %w", err)

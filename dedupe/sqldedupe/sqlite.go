@@ -18,13 +18,16 @@ import (
 type sqlite struct {
 	base
 	sql sqliteStatements
+
+	positions positionStatements
 	// writer is held by the transaction of this store that writes. Without it
 	// the others would poll for the lock; against other processes they do.
 	writer chan struct{}
 }
 
 func newSQLite(b base) *sqlite {
-	return &sqlite{b, newSQLiteStatements(sqliteSet(b.o.Schema)), make(chan struct{}, 1)}
+	set := sqliteSet(b.o.Schema)
+	return &sqlite{b, newSQLiteStatements(set), newSQLitePositions(set), make(chan struct{}, 1)}
 }
 
 type sqliteStatements struct {
@@ -257,11 +260,16 @@ func (l *sqlite) Commit(ctx context.Context, s *scope, c dedupe.Claim, reply []b
 
 // CommitBatch implements dedupe.BatchDriver.
 func (l *sqlite) CommitBatch(ctx context.Context, s *scope, claims []dedupe.Claim, replies [][]byte) error {
+	return l.CommitAt(ctx, s, dedupe.Advance{Claims: claims, Replies: replies})
+}
+
+// CommitAt implements dedupe.PlaceDriver.
+func (l *sqlite) CommitAt(ctx context.Context, s *scope, a dedupe.Advance) error {
 	err := s.finish(ctx, func(ready func() bool) error {
 		defer func() { <-l.writer }()
 		err := l.fit(ctx, s, ready)
 		if err == nil {
-			return commit(ctx, l, s, claims, replies, keptOut)
+			return commit(ctx, l, s, a, keptOut)
 		}
 		_ = s.tx.Rollback()
 		return err

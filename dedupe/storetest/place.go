@@ -494,12 +494,6 @@ func placeIndependent[S any](tb testing.TB, open Open[S]) {
 	}
 	e.wantAt(5, len(all))
 	e.wantAt(4, 0)
-	release, done := e.holder(placesOf(6))
-	e.passIn(all[4], placesOf(6), nil, isNew) // waits for nobody
-	release <- nil
-	if err := <-done; err != nil {
-		tb.Error(err)
-	}
 }
 
 func placeBounds[S any](tb testing.TB, open Open[S]) {

@@ -21,6 +21,7 @@ import (
 	"github.com/unecho/unecho/brokers/kafkabroker"
 	"github.com/unecho/unecho/brokers/natsbroker"
 	"github.com/unecho/unecho/consumer"
+	"github.com/unecho/unecho/dedupe"
 	"github.com/unecho/unecho/dedupe/pgdedupe"
 	"github.com/unecho/unecho/envelope"
 )
@@ -45,7 +46,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer done()
-	h := consumer.Wrap("e2e", pgdedupe.NewStore(pool, nil), apply, nil)
+	h := handler(pgdedupe.NewStore(pool, nil))
 	size, _ := strconv.Atoi(os.Getenv("WORKER_BATCH")) // none is one by one
 	order := consumer.OrderByLane
 	if os.Getenv("WORKER_ORDER") == "key" {
@@ -54,6 +55,24 @@ func run(ctx context.Context) error {
 	fmt.Println("worker runs")
 	return consumer.Run(ctx, src, h, &consumer.RunOptions{DeadLetter: refuse, Concurrency: 8, Order: order, Batch: consumer.Batch{Max: size, Wait: 5 * time.Millisecond},
 		Observer: consumer.ObserverFunc(report)})
+}
+
+// handler is that of events by their keys, unless positions are asked for, with
+// keys or alone.
+func handler(st dedupe.Store[pgx.Tx]) consumer.Handler {
+	switch os.Getenv("WORKER_WATERMARK") {
+	case "keys":
+		return consumer.WrapWatermark("e2e", st, apply, &consumer.Options{Extractor: envelope.CloudEvents()})
+	case "alone":
+		return consumer.WrapWatermark("e2e", st, note, nil)
+	}
+	return consumer.Wrap("e2e", st, apply, nil)
+}
+
+// note is the effect of a record that names no event.
+func note(ctx context.Context, tx pgx.Tx, m *envelope.Message) error {
+	_, err := tx.Exec(ctx, "insert into records (position, body) values ($1, $2)", m.Position, string(m.Body))
+	return err
 }
 
 // refuse lets nothing pass as a dead letter: there is none in this test.
