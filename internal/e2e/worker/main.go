@@ -21,10 +21,17 @@ import (
 	"github.com/unecho/unecho/brokers/kafkabroker"
 	"github.com/unecho/unecho/brokers/natsbroker"
 	"github.com/unecho/unecho/consumer"
+	"github.com/unecho/unecho/consumer/pgparking"
 	"github.com/unecho/unecho/dedupe"
 	"github.com/unecho/unecho/dedupe/pgdedupe"
 	"github.com/unecho/unecho/envelope"
 )
+
+// name is the consumer's.
+const name = "e2e"
+
+// fatal is the order that ends the process whenever it is handled.
+var fatal = os.Getenv("WORKER_FATAL")
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
@@ -46,15 +53,21 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer done()
-	h := handler(pgdedupe.NewStore(pool, nil))
-	size, _ := strconv.Atoi(os.Getenv("WORKER_BATCH")) // none is one by one
-	order := consumer.OrderByLane
-	if os.Getenv("WORKER_ORDER") == "key" {
-		order = consumer.OrderByKey
+	o := &consumer.RunOptions{DeadLetter: refuse, Concurrency: 8, Order: consumer.OrderByLane, Batch: consumer.Batch{Wait: 5 * time.Millisecond},
+		Observer: consumer.ObserverFunc(report)}
+	o.Batch.Max, _ = strconv.Atoi(os.Getenv("WORKER_BATCH")) // none is one by one
+	switch os.Getenv("WORKER_ORDER") {
+	case "key":
+		o.Order = consumer.OrderByKey
+	case "none":
+		o.Order = consumer.Unordered
+	}
+	if fatal != "" {
+		o.DeadLetter = consumer.ParkIn(pgparking.NewLot(pool, nil), name)
+		o.CrashLoop = consumer.CrashLoop{Counter: pgparking.NewStartCounter(pool, nil), Consumer: name}
 	}
 	fmt.Println("worker runs")
-	return consumer.Run(ctx, src, h, &consumer.RunOptions{DeadLetter: refuse, Concurrency: 8, Order: order, Batch: consumer.Batch{Max: size, Wait: 5 * time.Millisecond},
-		Observer: consumer.ObserverFunc(report)})
+	return consumer.Run(ctx, src, handler(pgdedupe.NewStore(pool, nil)), o)
 }
 
 // handler is that of events by their keys, unless positions are asked for, with
@@ -62,11 +75,11 @@ func run(ctx context.Context) error {
 func handler(st dedupe.Store[pgx.Tx]) consumer.Handler {
 	switch os.Getenv("WORKER_WATERMARK") {
 	case "keys":
-		return consumer.WrapWatermark("e2e", st, apply, &consumer.Options{Extractor: envelope.CloudEvents()})
+		return consumer.WrapWatermark(name, st, apply, &consumer.Options{Extractor: envelope.CloudEvents()})
 	case "alone":
-		return consumer.WrapWatermark("e2e", st, note, nil)
+		return consumer.WrapWatermark(name, st, note, nil)
 	}
-	return consumer.Wrap("e2e", st, apply, nil)
+	return consumer.Wrap(name, st, apply, nil)
 }
 
 // note is the effect of a record that names no event.
@@ -104,14 +117,18 @@ func apply(ctx context.Context, tx pgx.Tx, m *envelope.Message) error {
 	if _, err := tx.Exec(ctx, "insert into effects (order_id, customer, seq) values ($1, $2, $3)", o.ID, o.Customer, o.Seq); err != nil {
 		return err
 	}
+	if o.ID == fatal {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {} // nothing is done between the signal and the end
+	}
 	_, err := tx.Exec(ctx, "update customers set balance = balance + 1 where id = $1", o.Customer)
 	return err
 }
 
 func source() (brokers.Source, func(), error) {
-	name := os.Getenv("WORKER_TOPIC")
+	topic := os.Getenv("WORKER_TOPIC")
 	if addrs := os.Getenv("WORKER_KAFKA"); addrs != "" {
-		s, err := kafkabroker.NewSource(kafkabroker.Config{Brokers: strings.Split(addrs, ","), GroupID: name, Topics: []string{name},
+		s, err := kafkabroker.NewSource(kafkabroker.Config{Brokers: strings.Split(addrs, ","), GroupID: topic, Topics: []string{topic},
 			SessionTimeout: 6 * time.Second, HeartbeatInterval: 500 * time.Millisecond})
 		return s, func() {}, err
 	}
@@ -119,6 +136,10 @@ func source() (brokers.Source, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := natsbroker.NewSource(nc, natsbroker.Config{Stream: name, Durable: "e2e", AckWait: 2 * time.Second, MaxAckPending: 1})
+	pending := 1 // which keeps the order
+	if os.Getenv("WORKER_ORDER") == "none" {
+		pending = 0
+	}
+	s, err := natsbroker.NewSource(nc, natsbroker.Config{Stream: topic, Durable: name, AckWait: 2 * time.Second, MaxAckPending: pending})
 	return s, nc.Close, err
 }
