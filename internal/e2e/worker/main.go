@@ -117,11 +117,28 @@ func apply(ctx context.Context, tx pgx.Tx, m *envelope.Message) error {
 	if _, err := tx.Exec(ctx, "insert into effects (order_id, customer, seq) values ($1, $2, $3)", o.ID, o.Customer, o.Seq); err != nil {
 		return err
 	}
-	if o.ID == fatal {
-		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		select {} // nothing is done between the signal and the end
+	if err := die(ctx, tx, o.ID); err != nil {
+		return err
 	}
 	_, err := tx.Exec(ctx, "update customers set balance = balance + 1 where id = $1", o.Customer)
+	return err
+}
+
+// die ends the process at the fatal order, if there is one. The others take
+// longer, so that those at its side die with it.
+func die(ctx context.Context, tx pgx.Tx, order string) error {
+	switch fatal {
+	case "":
+		return nil
+	case order:
+		_, err := tx.Exec(ctx, "select pg_sleep(0.03)")
+		if err == nil {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {} // nothing is done between the signal and the end
+		}
+		return err
+	}
+	_, err := tx.Exec(ctx, "select pg_sleep(0.05)")
 	return err
 }
 
