@@ -6,67 +6,40 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 
+	"github.com/unecho/unecho/consumer"
+	"github.com/unecho/unecho/consumer/parkingtest"
 	"github.com/unecho/unecho/consumer/pgparking"
 	"github.com/unecho/unecho/dedupe"
 	"github.com/unecho/unecho/internal/dbcut"
 	"github.com/unecho/unecho/internal/testenv"
 )
 
-// Starts count until their end, in the order of the places that were given.
-func TestStartsCountUntilTheirEnd(t *testing.T) {
+func TestConformanceOfStarts(t *testing.T) {
+	parkingtest.RunCounter(t, openCounter)
+}
+
+// openCounter gives each process a pool of its own.
+func openCounter(t testing.TB) func() consumer.StartCounter {
+	f := newFixture(t)
+	return func() consumer.StartCounter { return pgparking.NewStartCounter(testenv.PoolOf(t, f.url, 1), nil) }
+}
+
+func TestPlacesAreChecked(t *testing.T) {
 	f := newFixture(t)
 	c := pgparking.NewStartCounter(f.pool, nil)
-	start := func(want []int, places ...string) {
-		t.Helper()
-		if got, err := c.Start(t.Context(), places, 1000); err != nil || !slices.Equal(got, want) {
-			t.Errorf("Start(%q): %v, %v; want %v", places, got, err, want)
-		}
-	}
-	odd := []string{"c\x00topic/3/42", "c\x00topic/3/4", "\xff\xfe", strings.Repeat("x", 1<<16)}
-	start([]int{1, 1, 1, 1}, odd...)
-	start([]int{2}, odd[1])
-	start([]int{1, 3, 2}, "new", odd[1], odd[0])
-	// Another process sees them as well.
-	other := pgparking.NewStartCounter(testenv.PoolOf(t, f.url, 1), nil)
-	if got, err := other.Start(t.Context(), odd[:1], 1000); err != nil || got[0] != 3 {
-		t.Errorf("another process counts %v, %v; want 3", got, err)
-	}
-	if err := c.End(t.Context(), []string{odd[1], "never started"}); err != nil {
-		t.Fatal(err)
-	}
-	start([]int{1, 4}, odd[1], odd[0])
-	start(nil)
-	if err := c.End(t.Context(), nil); err != nil {
-		t.Error(err)
-	}
-	f.wantInt(1, "select count(*) from unecho_start where readable = 'c topic/3/42' and starts = 4")
 	for _, places := range [][]string{{""}, {"a", "b", "a"}} {
 		_, err := c.Start(t.Context(), places, 1000)
 		if err == nil || c.End(t.Context(), places) == nil {
 			t.Errorf("%q is no error", places)
 		}
 	}
-}
-
-// What has as many starts as may be is not counted, and said to have more.
-func TestStartsAreCountedUpToABound(t *testing.T) {
-	f := newFixture(t)
-	c := pgparking.NewStartCounter(f.pool, nil)
-	for i, step := range []struct {
-		most int
-		want []int
-	}{{1, []int{1, 1}}, {1, []int{2, 2}}, {1, []int{2, 2}}, {3, []int{2, 2}}, {3, []int{3, 3}}, {3, []int{4, 4}}, {1, []int{4, 4}}, {4, []int{4, 4}}} {
-		if got, err := c.Start(t.Context(), []string{"b", "a"}, step.most); err != nil || !slices.Equal(got, step.want) {
-			t.Errorf("step %d, up to %d: %v, %v; want %v", i, step.most, got, err, step.want)
-		}
+	if _, err := c.Start(t.Context(), []string{"c\x00topic/3/42"}, 1000); err != nil {
+		t.Fatal(err)
 	}
-	if got, err := c.Start(t.Context(), []string{"new", "a"}, 1); err != nil || !slices.Equal(got, []int{1, 5}) {
-		t.Errorf("a new one beside one of before: %v, %v", got, err)
-	}
+	f.wantInt(1, "select count(*) from unecho_start where readable = 'c topic/3/42' and starts = 1")
 }
 
 // Batches that share places, in whatever order they name them, neither deadlock

@@ -36,6 +36,7 @@ var adapters = map[string][]string{
 	"dedupe/storetest":      {"dedupe"},
 	"consumer/consumertest": {"envelope", "brokers", "brokers/membroker", "brokers/internal/receive", "dedupe", "consumer"},
 	"consumer/consumerotel": {"envelope", "brokers", "dedupe", "consumer"},
+	"consumer/parkingtest":  {"envelope", "brokers", "dedupe", "dedupe/memdedupe", "consumer"},
 	"consumer/pgparking":    {"envelope", "brokers", "dedupe", "consumer", "internal/prune", "internal/sqlstate", "internal/migrate", "internal/migrate/pgxmigrate"},
 	"outbox/pgoutbox":       {"envelope", "brokers", "outbox", "outbox/internal/rows", "internal/migrate", "internal/migrate/pgxmigrate"},
 	"outbox/sqloutbox":      {"envelope", "brokers", "outbox", "outbox/internal/rows", "internal/migrate"},
