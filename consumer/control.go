@@ -95,7 +95,9 @@ type Health struct {
 	// has ended.
 	Paused, Draining bool
 	// Outage is why consumption is held up: the last error of what is out of
-	// reach. Nil if nothing is. Since is since when.
+	// reach. Nil if nothing is. Since is since when. Its text is that of a client
+	// library or of a handler, and Ready repeats it: show it to those who run the
+	// consumer.
 	Outage error
 	Since  time.Time
 	// InFlight is how many deliveries are received and not settled, Running how

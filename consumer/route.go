@@ -109,7 +109,7 @@ func (r *router) route(raw *envelope.Message) destination {
 	case slices.Contains(r.o.Ignore, m.Type), r.o.Unrouted == UnroutedIgnores:
 		return destination{step: StepIgnore}
 	}
-	return destination{err: Permanent(fmt.Errorf("%w: %q", ErrUnroutedType, m.Type))}
+	return destination{err: Permanent(fmt.Errorf("%w: %.100q", ErrUnroutedType, m.Type))}
 }
 
 func (d destination) answer(ctx context.Context, raw *envelope.Message) error {

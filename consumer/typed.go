@@ -63,7 +63,7 @@ type PayloadError struct {
 
 // Error says what was to be decoded into what.
 func (e *PayloadError) Error() string {
-	s := fmt.Sprintf("consumer: the body of an event of type %q is no %s", e.Type, e.Into)
+	s := fmt.Sprintf("consumer: the body of an event of type %.100q is no %s", e.Type, e.Into)
 	var syntax *json.SyntaxError
 	var mismatch *json.UnmarshalTypeError
 	switch {

@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -92,5 +93,17 @@ func TestWrapReplySendsTheStoredReply(t *testing.T) {
 	}
 	if got := strings.Join(sent, ", "); runs != 1 || got != "1 processed 1\xff, 1 duplicate 1\xff, 1 duplicate 1\xff" {
 		t.Errorf("%d runs, sent %q", runs, got)
+	}
+}
+
+// A producer names its types as it likes; errors, and the logs that they go
+// into, stay short.
+func TestErrorsNameTypesUpToALength(t *testing.T) {
+	m := event(t, strings.Repeat("long", 1<<18), "1", "no JSON")
+	handler := Wrap("c", memdedupe.NewStore(nil), Typed(nil, func(context.Context, *memdedupe.Tx, *envelope.Message, struct{}) error { return nil }), nil)
+	for name, h := range map[string]Handler{"payload": handler, "unrouted": Route(map[string]Handler{"other": handler}, nil)} {
+		if err := h.Handle(t.Context(), m); err == nil || len(err.Error()) > 500 {
+			t.Errorf("%s: an error of %d bytes, want one, and a short one", name, len(fmt.Sprint(err)))
+		}
 	}
 }
