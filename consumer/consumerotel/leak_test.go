@@ -121,7 +121,8 @@ func (w *wayward) OnceEach(ctx context.Context, cs []dedupe.Claim, fn func(conte
 type scene struct {
 	*bench
 	broker *membroker.Broker
-	batch  consumer.Batch
+	mode   mode
+	sent   int
 
 	mu      sync.Mutex
 	steps   map[consumer.Step]int
@@ -134,6 +135,27 @@ type scene struct {
 }
 
 const leakTopic = "orders"
+
+// mode is how a run handles.
+type mode struct {
+	batch  consumer.Batch
+	shadow bool
+}
+
+// fatal is a counter of starts that has seen the process end at one place.
+type fatal struct{ place string }
+
+func (c fatal) Start(_ context.Context, places []string, most int) ([]int, error) {
+	n := make([]int, len(places))
+	for i, p := range places {
+		if n[i] = 1; p == c.place {
+			n[i] = most + 1
+		}
+	}
+	return n, nil
+}
+
+func (fatal) End(context.Context, []string) error { return nil }
 
 // send publishes an event that is made of canaries.
 func (s *scene) send(t *testing.T, name, typ, body string) {
@@ -149,6 +171,7 @@ func (s *scene) send(t *testing.T, name, typ, body string) {
 
 func (s *scene) raw(t *testing.T, m *envelope.Message) {
 	t.Helper()
+	s.sent++
 	if err := s.broker.Publisher().Publish(t.Context(), []*envelope.Message{m}).Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -172,6 +195,7 @@ func (s *scene) sendEverything(t *testing.T) {
 		m.Topic, m.Key = leakTopic, []byte("canary-key")
 		s.raw(t, m)
 	}
+	s.send(t, "fatal", "order.placed", good)
 }
 
 // broken are envelopes that cannot be read, and canaries wherever they are wrong.
@@ -287,9 +311,9 @@ func (s *scene) deadLetter(_ context.Context, f *consumer.Failure) error {
 }
 
 // play runs it all.
-func play(t *testing.T, batch consumer.Batch) *scene {
+func play(t *testing.T, how mode) *scene {
 	t.Helper()
-	s := &scene{bench: open(t), broker: membroker.New(), batch: batch, steps: map[consumer.Step]int{}, classes: map[consumer.Class]int{}, runs: map[string]int{}}
+	s := &scene{bench: open(t), broker: membroker.New(), mode: how, steps: map[consumer.Step]int{}, classes: map[consumer.Class]int{}, runs: map[string]int{}}
 	s.broker.CreateTopic(leakTopic, 1)
 	s.broker.SetFaults(membroker.Faults{Crash: func(d *brokers.Delivery, acking bool) (bool, int) {
 		s.mu.Lock()
@@ -301,12 +325,13 @@ func play(t *testing.T, batch consumer.Batch) *scene {
 	s.sendEverything(t)
 	var store dedupe.Store[*memdedupe.Tx] = newWayward()
 	h := consumer.Wrap("billing", store, consumer.Typed(consumer.StrictJSON, s.handle),
-		&consumer.Options{Tenant: "canary-tenant", Retain: time.Hour, Content: consumer.JSONContent})
-	if batch.Max == 0 {
+		&consumer.Options{Tenant: "canary-tenant", Retain: time.Hour, Content: consumer.JSONContent, Shadow: how.shadow})
+	if how.batch.Max == 0 {
 		h = s.Trace(consumer.Route(map[string]consumer.Handler{"order.placed": h}, &consumer.RouteOptions{Ignore: []string{"order.seen"}}))
 	}
 	consumertest.Drain(t, s.broker, leakTopic, "g", h, &consumertest.DrainOptions{Run: consumer.RunOptions{
-		Observer: s, Control: s.control, DeadLetter: s.deadLetter, Batch: batch,
+		Observer: s, Control: s.control, DeadLetter: s.deadLetter, Batch: how.batch,
+		CrashLoop:   consumer.CrashLoop{Counter: fatal{fmt.Sprintf("billing\x00%s/0/%d", leakTopic, s.sent-1)}, Consumer: "billing"},
 		MaxAttempts: 2, HandlerTimeout: 30 * time.Millisecond, Redelivery: 2 * time.Hour, AcceptShortRetention: true}})
 	return s
 }
@@ -353,10 +378,10 @@ func captureLogs(t *testing.T) *bytes.Buffer {
 // of a key is in a metric, a span or a log; and nothing of a message is in what
 // the framework says itself, to an observer, to a dead letter or to a probe.
 func TestNothingLeaks(t *testing.T) {
-	for name, batch := range map[string]consumer.Batch{"one by one": {}, "in groups": {Max: 4, Wait: time.Millisecond}} {
+	for name, how := range map[string]mode{"one by one": {}, "in groups": {batch: consumer.Batch{Max: 4, Wait: time.Millisecond}}, "in shadow": {shadow: true}} {
 		t.Run(name, func(t *testing.T) {
 			logs := captureLogs(t)
-			s := play(t, batch)
+			s := play(t, how)
 			s.wantEverything(t)
 			out := s.telemetry(t)
 			for _, c := range leaks(out, append(slices.Clone(carried), said...)...) {
@@ -398,11 +423,14 @@ func (s *scene) wantEverything(t *testing.T) {
 	t.Helper()
 	steps := []consumer.Step{consumer.StepRetention, consumer.StepReceive, consumer.StepIdentify, consumer.StepHandle, consumer.StepDecide,
 		consumer.StepRetry, consumer.StepPause, consumer.StepResume, consumer.StepDeadLetter, consumer.StepAck, consumer.StepReturn}
-	if s.batch.Max == 0 {
+	if s.mode.batch.Max == 0 {
 		steps = append(steps, consumer.StepIgnore)
 		if len(s.spans.GetSpans()) == 0 {
 			t.Error("there are no spans")
 		}
+	}
+	if s.mode.shadow {
+		steps = append(steps, consumer.StepShadow)
 	}
 	for _, step := range steps {
 		if s.steps[step] == 0 {
@@ -410,7 +438,7 @@ func (s *scene) wantEverything(t *testing.T) {
 		}
 	}
 	for _, class := range []consumer.Class{consumer.ClassFailed, consumer.ClassPermanent, consumer.ClassMalformed, consumer.ClassUncertain,
-		consumer.ClassInProgress, consumer.ClassContention, consumer.ClassUnknown, consumer.ClassUnavailable} {
+		consumer.ClassInProgress, consumer.ClassContention, consumer.ClassUnknown, consumer.ClassUnavailable, consumer.ClassCrashLoop} {
 		if s.classes[class] == 0 {
 			t.Errorf("the run has not met the class %q", class)
 		}
