@@ -31,7 +31,9 @@ type Delivery struct {
 	Stopping <-chan struct{}
 	// Lost is closed when the claim on the delivery is gone and another
 	// consumer may have it: the handler is to be cancelled, and Ack, Nack and
-	// Return answer ErrLost. Nil: that never happens.
+	// Return answer ErrLost. Nil: that never happens. The deliveries of a lane
+	// share it, or theirs is closed from the last one to the first: what is
+	// behind a lost one must not be handled before that comes again.
 	Lost <-chan struct{}
 
 	// Handle is the adapter's own.

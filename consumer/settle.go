@@ -120,7 +120,12 @@ func (j *job) try() (ran bool, err error) {
 }
 
 // take waits for a token, such as that of a free worker. When it and a reason to
-// stop come together, the reason wins.
+// stop come together, the reason wins. The claim is looked at itself, since the
+// context hears of its end from another goroutine, later:
+//
+//	a rebalance takes the claims on A and B, in one lane; A's handler is cut off
+//	B is next, and its context is not done yet: B would be handled
+//	A comes again, behind B's effect
 func (j *job) take(tokens chan struct{}) bool {
 	select {
 	case tokens <- struct{}{}:
@@ -131,7 +136,7 @@ func (j *job) take(tokens chan struct{}) bool {
 	case <-j.ctx.Done():
 		return false
 	}
-	if closed(j.draining) || closed(j.d.Stopping) || j.ctx.Err() != nil {
+	if closed(j.draining) || closed(j.d.Stopping) || closed(j.d.Lost) || j.ctx.Err() != nil {
 		<-tokens
 		return false
 	}

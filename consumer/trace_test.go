@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -24,10 +25,19 @@ import (
 // handler and the store do, and what must have become of it. A line is one of
 //
 //	options  batch=8 order=key attempts=3 shadow timeout=1m grace=5s crashloop
+//	         set                the handler takes sets
+//	         watermark          by positions alone, watermark=keys with keys
+//	         route              type t has a handler, ignored is, others are unknown
+//	         replay=240h keep=24h
 //	handler  A fail ok          what the runs for event A do, the last one for ever;
-//	                            ok, fail, permanent, panic, hang, crash
+//	                            ok, fail, permanent, panic, hang, crash, emit (an
+//	                            event into an outbox), emit-fail
 //	commit   A lost-after ok    what its commits do: ok, lost-before, lost-after
-//	deliver  A [body=x] [key=k] a message, in one lane; "nameless" names no event
+//	held     A 30s              another one has the key, under a lease, for so long
+//	deliver  A [body=x] [key=k] [type=t]
+//	                            a message, in one lane; "nameless" names no event
+//	revoke                      a rebalance: all that is not settled is lost, and
+//	                            delivered again
 //	lane     m                  that of what is delivered from here on
 //	run      1m                 time passes
 //	store    down | up
@@ -40,7 +50,9 @@ import (
 //	expect   runs A=3           of the handler
 //	expect   conflicts 1
 //	expect   told shadow=2      how often a step was observed
+//	expect   emitted 1          different events, over all runs
 //	expect   ready | unready
+//	expect   refused            Run has not begun
 func TestTraces(t *testing.T) {
 	files, err := filepath.Glob("testdata/traces/*.txt")
 	if err != nil || len(files) == 0 {
@@ -84,13 +96,17 @@ type trace struct {
 	t       *testing.T
 	o       RunOptions
 	wrap    Options
+	how     string // the handler's kind: "", set, watermark, watermark=keys
+	route   bool
 	d       *traceDriver
 	control *Control
 	counter *counter
 	process *traceProcess
 
 	lane      string
-	delivered []*brokers.Delivery // in order, all of them
+	names     []string                 // of the messages, by offset
+	delivered []*brokers.Delivery      // in order, all of them
+	claims    map[string]chan struct{} // by position: closed when the claim is lost
 
 	mu      sync.Mutex
 	acked   map[string]bool // by position, over all processes
@@ -99,6 +115,7 @@ type trace struct {
 	told    map[Step]int
 	effects []string
 	dead    []string
+	emitted map[string]bool
 }
 
 // traceProcess is one process of the consumer. When it has died nothing it does
@@ -111,8 +128,8 @@ type traceProcess struct {
 }
 
 func newTrace(t *testing.T) *trace {
-	return &trace{t: t, lane: "l", d: &traceDriver{Driver: memdedupe.NewDriver(nil), does: map[string][]string{}}, counter: &counter{starts: map[string]int{}},
-		acked: map[string]bool{}, does: map[string][]string{}, runs: map[string]int{}, told: map[Step]int{}}
+	return &trace{t: t, lane: "l", d: &traceDriver{Driver: memdedupe.NewDriver(nil), does: map[string][]string{}, held: map[string]time.Time{}}, counter: &counter{starts: map[string]int{}},
+		acked: map[string]bool{}, does: map[string][]string{}, runs: map[string]int{}, told: map[Step]int{}, emitted: map[string]bool{}, claims: map[string]chan struct{}{}}
 }
 
 func (x *trace) play(lines []scriptLine) {
@@ -137,6 +154,14 @@ func (x *trace) step(w []string) (why string) {
 		x.does[args[0]] = args[1:]
 	case "commit":
 		x.d.set(func() { x.d.does[args[0]] = args[1:] })
+	case "held":
+		d, err := time.ParseDuration(args[1])
+		if err != nil {
+			return err.Error()
+		}
+		x.d.set(func() { x.d.held[args[0]] = time.Now().Add(d) })
+	case "revoke":
+		x.revoke()
 	case "lane":
 		x.lane = args[0]
 	case "deliver":
@@ -188,6 +213,14 @@ func (x *trace) options(args []string) string {
 			x.o.Grace = d
 		case "shadow":
 			x.wrap.Shadow = true
+		case "set", "watermark":
+			x.how = a
+		case "route":
+			x.route = true
+		case "replay":
+			x.o.Redelivery = d
+		case "keep":
+			x.wrap.Retain = d
 		case "crashloop":
 			x.o.CrashLoop = CrashLoop{Consumer: "c"}
 		default:
@@ -206,6 +239,8 @@ func (x *trace) deliver(args []string) {
 			m.Body = []byte(value)
 		case "key":
 			m.Key = []byte(value)
+		case "type":
+			m.Type = value
 		}
 	}
 	wire := m
@@ -217,12 +252,43 @@ func (x *trace) deliver(args []string) {
 	} else {
 		wire.ID, wire.Source, wire.Type = "", "", ""
 	}
-	wire.Position = fmt.Sprintf("%d:%s", len(x.delivered), args[0])
-	d := &brokers.Delivery{Message: wire, Lane: x.lane}
-	x.delivered = append(x.delivered, d)
+	wire.Position = fmt.Sprintf("t/0/%d", len(x.names))
+	x.mu.Lock()
+	x.names = append(x.names, args[0])
+	x.mu.Unlock()
+	x.delivered = append(x.delivered, &brokers.Delivery{Message: wire, Lane: x.lane})
 	if x.process != nil {
-		x.process.src.feed <- d
+		x.hand(len(x.delivered) - 1)
 	}
+}
+
+// hand gives a message to the process, as a delivery of its own.
+func (x *trace) hand(i int) {
+	d, lost := *x.delivered[i], make(chan struct{})
+	d.Stopping, d.Lost = make(chan struct{}), lost
+	x.claims[d.Message.Position] = lost
+	x.process.src.feed <- &d
+}
+
+// revoke takes what is not settled away, and delivers it again.
+func (x *trace) revoke() {
+	for _, d := range slices.Backward(x.delivered) { // or what is behind the first one would run
+		if !x.settled(d) {
+			close(x.claims[d.Message.Position])
+		}
+	}
+	synctest.Wait()
+	for i, d := range x.delivered {
+		if !x.settled(d) {
+			x.hand(i)
+		}
+	}
+}
+
+func (x *trace) settled(d *brokers.Delivery) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.acked[d.Message.Position]
 }
 
 // start starts a process, if there is none, and delivers what is not acknowledged.
@@ -233,9 +299,9 @@ func (x *trace) start() {
 	p := &traceProcess{process: process{counter: x.counter, died: make(chan struct{})}, src: newScripted(), done: make(chan error, 1)}
 	x.process, x.control = p, &Control{}
 	x.d.set(func() { x.d.died = p.died })
-	for _, d := range x.delivered {
-		if !x.acked[d.Message.Position] {
-			p.src.feed <- d
+	for i, d := range x.delivered {
+		if !x.settled(d) {
+			x.hand(i)
 		}
 	}
 	o, wrap := x.o, x.wrap
@@ -243,11 +309,38 @@ func (x *trace) start() {
 	if o.CrashLoop.Consumer != "" {
 		o.CrashLoop.Counter = &p.process
 	}
-	h := Wrap("c", dedupe.NewTxStore(x.d, nil), x.handler(p), &wrap)
+	h := x.wrapped(p, &wrap)
 	ctx, cancel := context.WithCancel(x.t.Context())
 	p.cancel = cancel
 	go func() { p.done <- Run(ctx, p.src, h, &o) }()
 	synctest.Wait()
+}
+
+// wrapped is the handler of its kind.
+func (x *trace) wrapped(p *traceProcess, o *Options) (h Handler) {
+	st, one := dedupe.NewTxStore(x.d, nil), x.handler(p)
+	switch x.how {
+	case "watermark":
+		return WrapWatermark("c", st, one, nil)
+	case "watermark=keys":
+		o.Extractor = envelope.CloudEvents()
+		return WrapWatermark("c", st, one, o)
+	case "set":
+		h = WrapBatch("c", st, func(ctx context.Context, tx *memdedupe.Tx, ms []*envelope.Message) error {
+			for _, m := range ms {
+				if err := one(ctx, tx, m); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, o)
+	default:
+		h = Wrap("c", st, one, o)
+	}
+	if x.route {
+		return Route(map[string]Handler{"t": h}, &RouteOptions{Ignore: []string{"ignored"}})
+	}
+	return h
 }
 
 func (x *trace) observer(p *traceProcess) Observer {
@@ -266,17 +359,27 @@ func (x *trace) observer(p *traceProcess) Observer {
 
 func (x *trace) letter(p *traceProcess) DeadLetter {
 	return func(_ context.Context, f *Failure) error {
+		name := x.nameOf(f.Message.Position)
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		if closed(p.died) {
 			return errBoom
 		}
-		x.dead = append(x.dead, nameOf(f.Message.Position)+":"+f.Reason)
+		x.dead = append(x.dead, name+":"+f.Reason)
 		return nil
 	}
 }
 
-func nameOf(position string) string { return position[strings.IndexByte(position, ':')+1:] }
+func (x *trace) nameOf(position string) string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	n, err := strconv.Atoi(strings.TrimPrefix(position, "t/0/"))
+	if err != nil {
+		x.t.Error(err)
+		return position
+	}
+	return x.names[n]
+}
 
 // next takes what is to happen next; the last one stays.
 func next(does map[string][]string, name string) string {
@@ -295,7 +398,7 @@ func (x *trace) handler(p *traceProcess) func(context.Context, *memdedupe.Tx, *e
 		if closed(p.died) {
 			return errBoom
 		}
-		name := nameOf(m.Position)
+		name := x.nameOf(m.Position)
 		x.mu.Lock()
 		x.runs[name]++
 		does := next(x.does, name)
@@ -304,6 +407,8 @@ func (x *trace) handler(p *traceProcess) func(context.Context, *memdedupe.Tx, *e
 			return err
 		}
 		switch does {
+		case "emit", "emit-fail":
+			return x.emit(ctx, m, does)
 		case "fail":
 			return errBoom
 		case "permanent":
@@ -319,6 +424,21 @@ func (x *trace) handler(p *traceProcess) func(context.Context, *memdedupe.Tx, *e
 		}
 		return nil
 	}
+}
+
+// emit makes an event that the handler would write into an outbox.
+func (x *trace) emit(ctx context.Context, m *envelope.Message, does string) error {
+	out, err := Caused(ctx, m, &envelope.Message{Source: "/c", Type: "caused"}, 0)
+	if err != nil {
+		return err
+	}
+	x.mu.Lock()
+	x.emitted[out.ID+" of "+out.Extensions["causationid"]] = true
+	x.mu.Unlock()
+	if does == "emit-fail" {
+		return errBoom
+	}
+	return nil
 }
 
 // end drains the process.
@@ -342,6 +462,13 @@ func (x *trace) crash() {
 
 func (x *trace) expect(what string, want []string) string {
 	synctest.Wait()
+	var settled []string
+	if x.process != nil && what == "settled" {
+		for _, note := range x.process.src.notes() {
+			verb, position, _ := strings.Cut(note, " ")
+			settled = append(settled, verb+":"+x.nameOf(position))
+		}
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	var got []string
@@ -354,10 +481,7 @@ func (x *trace) expect(what string, want []string) string {
 		if x.process == nil {
 			return "there is no process"
 		}
-		for _, note := range x.process.src.notes() {
-			verb, position, _ := strings.Cut(note, " ")
-			got = append(got, verb+":"+nameOf(position))
-		}
+		got = settled
 	case "runs":
 		for _, w := range want {
 			name, _, _ := strings.Cut(w, "=")
@@ -370,6 +494,10 @@ func (x *trace) expect(what string, want []string) string {
 		}
 	case "conflicts":
 		got = []string{fmt.Sprint(len(x.d.Conflicts()))}
+	case "emitted":
+		got = []string{fmt.Sprint(len(x.emitted))}
+	case "refused":
+		return x.refused()
 	case "ready", "unready":
 		if err := x.control.Health().Ready(); (err == nil) != (what == "ready") {
 			return fmt.Sprintf("Ready: %v", err)
@@ -384,13 +512,27 @@ func (x *trace) expect(what string, want []string) string {
 	return ""
 }
 
+// refused demands that Run has ended before anything was received.
+func (x *trace) refused() string {
+	select {
+	case err := <-x.process.done:
+		if x.process = nil; !errors.Is(err, ErrShortRetention) {
+			return fmt.Sprintf("Run: %v", err)
+		}
+		return ""
+	default:
+		return "it runs"
+	}
+}
+
 // traceDriver is memdedupe with faults.
 type traceDriver struct {
 	*memdedupe.Driver
 	mu   sync.Mutex
 	down bool
-	died chan struct{}       // of the process that runs: its transactions are rolled back
-	does map[string][]string // commits, by event
+	died chan struct{}        // of the process that runs: its transactions are rolled back
+	does map[string][]string  // commits, by event
+	held map[string]time.Time // until when another one has an event's key
 }
 
 func (d *traceDriver) set(f func()) {
@@ -399,24 +541,29 @@ func (d *traceDriver) set(f func()) {
 	f()
 }
 
-func (d *traceDriver) fault() error {
+func (d *traceDriver) fault(cs ...dedupe.Claim) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.down {
 		return dedupe.ErrUnavailable
 	}
+	for _, c := range cs {
+		if left := time.Until(d.held[c.Key.ID]); left > 0 {
+			return &dedupe.HeldError{Left: left}
+		}
+	}
 	return nil
 }
 
 func (d *traceDriver) Begin(ctx context.Context, c dedupe.Claim) (*memdedupe.Tx, *dedupe.Record, error) {
-	if err := d.fault(); err != nil {
+	if err := d.fault(c); err != nil {
 		return nil, nil, err
 	}
 	return d.Driver.Begin(ctx, c)
 }
 
 func (d *traceDriver) BeginBatch(ctx context.Context, cs []dedupe.Claim) (*memdedupe.Tx, []*dedupe.Record, error) {
-	if err := d.fault(); err != nil {
+	if err := d.fault(cs...); err != nil {
 		return nil, nil, err
 	}
 	return d.Driver.BeginBatch(ctx, cs)
