@@ -175,7 +175,7 @@ func together(ctx, of context.Context, name string, items []item, fresh []int, h
 	}
 	all := *items[fresh[0]].member
 	all.ctx = of
-	return all.within(ctx, func(ctx context.Context) error { return h(ctx, some) })
+	return all.within(ctx, func(ctx context.Context) error { return h(withKeysOf(ctx, items, fresh), some) })
 }
 
 // groups implements groupHandler.

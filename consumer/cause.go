@@ -18,8 +18,9 @@ const (
 	attrTraceState  = "tracestate"
 )
 
-// ErrNoCause: Caused was called outside a handler of Wrap.
-var ErrNoCause = errors.New("consumer: Caused works in a handler of Wrap, with the context that the handler was given")
+// ErrNoCause: Caused or Derive was called outside a handler of Wrap, or for a
+// message that the handler was not given.
+var ErrNoCause = errors.New("consumer: Caused and Derive work in a handler of Wrap, with the context and the message that the handler was given")
 
 // Caused returns a copy of out, an event that a handler writes into an outbox in
 // its own transaction, with what it owes to cause, the event that is handled:
@@ -32,10 +33,10 @@ var ErrNoCause = errors.New("consumer: Caused works in a handler of Wrap, with t
 //     cause if it has none, so that all that one event has led to has one.
 //   - traceparent and tracestate of cause.
 //
-// What out says itself stays. ctx is the handler's; the error is ErrNoCause if it
-// is not.
+// What out says itself stays. ctx and cause are what the handler was given, in a
+// set handler one of its messages; the error is ErrNoCause if they are not.
 func Caused(ctx context.Context, cause, out *envelope.Message, ordinal int) (*envelope.Message, error) {
-	key, ok := ctx.Value(keyOfEvent{}).(dedupe.Key)
+	key, ok := keyOf(ctx, cause)
 	if !ok {
 		return nil, ErrNoCause
 	}
@@ -48,9 +49,30 @@ func Caused(ctx context.Context, cause, out *envelope.Message, ordinal int) (*en
 	return c, nil
 }
 
-// lineage is what an event owes to its cause.
+// Derive returns the idempotency key of something that the handler of m brings
+// about in another system: the same at every run, so that the other side can
+// recognise a repetition. operation and ordinal tell what one event brings about
+// apart; see [dedupe.Derive]. ctx and m are what the handler was given; the error
+// is ErrNoCause if they are not.
+//
+// What is done elsewhere is not undone with the handler's transaction. Where it
+// matters, take a store of leases, whose handlers have Lease.Derive and learn what
+// is unknown about an earlier attempt.
+func Derive(ctx context.Context, m *envelope.Message, operation string, ordinal int) (string, error) {
+	key, ok := keyOf(ctx, m)
+	if !ok {
+		return "", ErrNoCause
+	}
+	return dedupe.Derive(key, operation, ordinal), nil
+}
+
+// lineage is what an event owes to its cause. A message without a name, which a
+// position names, is nobody's causation.
 func lineage(cause *envelope.Message) map[string]string {
-	ext := map[string]string{attrCausation: cause.ID, attrCorrelation: cause.ID}
+	ext := make(map[string]string)
+	if cause.ID != "" {
+		ext[attrCausation], ext[attrCorrelation] = cause.ID, cause.ID
+	}
 	for _, name := range []string{attrCorrelation, attrTraceParent, attrTraceState} {
 		if v := cause.Extensions[name]; v != "" {
 			ext[name] = v
@@ -59,9 +81,30 @@ func lineage(cause *envelope.Message) map[string]string {
 	return ext
 }
 
-// keyOfEvent is where a handler's context has the key of its event.
+// keyOfEvent is where a handler's context has the key of its event, or, in a set
+// handler, those of its messages.
 type keyOfEvent struct{}
 
 func withKey(ctx context.Context, k dedupe.Key) context.Context {
 	return context.WithValue(ctx, keyOfEvent{}, k)
+}
+
+func withKeysOf(ctx context.Context, items []item, fresh []int) context.Context {
+	keys := make(map[*envelope.Message]dedupe.Key, len(fresh))
+	for _, i := range fresh {
+		keys[items[i].m] = items[i].claim.Key
+	}
+	return context.WithValue(ctx, keyOfEvent{}, keys)
+}
+
+// keyOf is the key of m in a handler's context.
+func keyOf(ctx context.Context, m *envelope.Message) (dedupe.Key, bool) {
+	switch keys := ctx.Value(keyOfEvent{}).(type) {
+	case dedupe.Key:
+		return keys, true
+	case map[*envelope.Message]dedupe.Key:
+		k, ok := keys[m]
+		return k, ok
+	}
+	return dedupe.Key{}, false
 }

@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/unecho/unecho/dedupe"
@@ -87,5 +88,85 @@ func TestCausedKeepsWhatIsSaid(t *testing.T) {
 	root, err := Caused(ctx, &envelope.Message{ID: "7"}, &envelope.Message{Type: "t"}, 0)
 	if err != nil || root.Extensions["correlationid"] != "7" {
 		t.Errorf("an event without a correlation: %+v, %v", root, err)
+	}
+}
+
+// A set handler has a key for each of its messages, the one that each would have
+// alone, and none for another one's.
+func TestSetHandlersHaveTheKeysOfTheirMessages(t *testing.T) {
+	got := map[string][]string{}
+	set := func(ctx context.Context, _ *memdedupe.Tx, ms []*envelope.Message) error {
+		if _, err := Derive(ctx, ms[0].Clone(), "charge", 0); len(ms) > 1 && !errors.Is(err, ErrNoCause) {
+			t.Errorf("of a message that it was not given: %v", err)
+		}
+		for _, m := range ms {
+			out, err := Caused(ctx, m, &envelope.Message{Source: "/c", Type: "made"}, 0)
+			if err != nil {
+				return err
+			}
+			key, err := Derive(ctx, m, "charge", 0)
+			if err != nil {
+				return err
+			}
+			got[m.Position] = append(got[m.Position], out.ID, key)
+		}
+		return errBoom
+	}
+	one := func(ctx context.Context, tx *memdedupe.Tx, m *envelope.Message) error {
+		return set(ctx, tx, []*envelope.Message{m})
+	}
+	var ms []*envelope.Message
+	for i, id := range []string{"1", "2", "3"} {
+		m := event(t, "t", id, "x")
+		m.Position = fmt.Sprintf("t/0/%d", i)
+		ms = append(ms, m)
+	}
+	for name, h := range map[string]Handler{
+		"keys":           WrapBatch("c", memdedupe.NewStore(nil), set, nil),
+		"positions":      WrapWatermarkBatch("c", memdedupe.NewStore(nil), set, nil),
+		"both":           WrapWatermarkBatch("c", memdedupe.NewStore(nil), set, withKeys),
+		"one by one":     Wrap("c", memdedupe.NewStore(nil), one, nil),
+		"one by one too": WrapWatermark("c", memdedupe.NewStore(nil), one, nil),
+	} {
+		clear(got)
+		members := make([]*member, len(ms))
+		for i, m := range ms {
+			members[i] = &member{ctx: t.Context(), raw: m.Clone()}
+			if err := h.Handle(t.Context(), m.Clone()); !errors.Is(err, errBoom) { // alone, too
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+		h.(groupHandler).handleGroup(t.Context(), members)
+		seen := map[string]bool{}
+		for _, m := range ms {
+			ids := got[m.Position]
+			if len(ids) < 2 {
+				t.Fatalf("%s: %q of %s", name, ids, m.Position)
+			}
+			for i, id := range ids {
+				if id != ids[i%2] {
+					t.Errorf("%s: %s has %q, and at first it had %q", name, m.Position, id, ids[i%2])
+				}
+				seen[id] = true
+			}
+		}
+		if len(seen) != 2*len(ms) {
+			t.Errorf("%s: %d different ids, want %d", name, len(seen), 2*len(ms))
+		}
+	}
+	if _, err := Derive(t.Context(), ms[0], "charge", 0); !errors.Is(err, ErrNoCause) {
+		t.Errorf("outside a handler: %v", err)
+	}
+}
+
+// A message that only its position names is nobody's causation: an attribute
+// may not be empty.
+func TestCausedByANamelessMessage(t *testing.T) {
+	out, err := Caused(withKey(t.Context(), dedupe.Key{Consumer: "c", ID: "7"}), &envelope.Message{}, &envelope.Message{Source: "/c", Type: "made", Topic: "t"}, 0)
+	if err != nil || len(out.Extensions) != 0 {
+		t.Fatalf("%+v, %v", out, err)
+	}
+	if _, err := envelope.Kafka.Encode(out, envelope.Binary); err != nil {
+		t.Errorf("it cannot be sent: %v", err)
 	}
 }

@@ -300,6 +300,28 @@ func ExampleCaused() {
 	// <nil>
 }
 
+// What a handler asks of another system, beside its own transaction, has a key
+// that is the same at every run.
+func ExampleDerive() {
+	h := consumer.Wrap("billing", memdedupe.NewStore(nil), func(ctx context.Context, _ *memdedupe.Tx, m *envelope.Message) error {
+		key, err := consumer.Derive(ctx, m, "charge", 0)
+		if err != nil {
+			return err
+		}
+		fmt.Println("Idempotency-Key:", key)
+		return errors.New("the provider did not answer")
+	}, nil)
+	for range 2 {
+		m, _ := envelope.Kafka.Encode(&envelope.Message{ID: "7", Source: "/shop", Type: "order.placed", Topic: "orders"}, envelope.Binary)
+		fmt.Println(h.Handle(context.Background(), m))
+	}
+	// Output:
+	// Idempotency-Key: 2f73b6eb-383f-844f-9ba7-04b9fd74c688
+	// the provider did not answer
+	// Idempotency-Key: 2f73b6eb-383f-844f-9ba7-04b9fd74c688
+	// the provider did not answer
+}
+
 // One row for each partition stands for the keys of all its records. The record
 // that comes again is below it.
 func ExampleWrapWatermark() {

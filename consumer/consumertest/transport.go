@@ -21,7 +21,7 @@ type TransportOptions struct {
 	// Header carries the key. Defaults to Idempotency-Key.
 	Header string
 	// Operations are the names that the handler derives keys for, as it gives
-	// them to dedupe.Derive, with ordinals below Ordinals. Without any, a key must
+	// them to consumer.Derive or Lease.Derive, with ordinals below Ordinals. Without any, a key must
 	// only look like a derived one, and be no other event's.
 	Operations []string
 	// Ordinals defaults to 100.
@@ -132,17 +132,17 @@ func (t *Transport) refuse(format string, args ...any) error {
 func (t *Transport) judge(events []dedupe.Key, values []string) string {
 	switch {
 	case len(values) == 0 || values[0] == "":
-		return fmt.Sprintf("it has no header %s; set it to what Lease.Derive, or dedupe.Derive with the event's key, returns, "+
+		return fmt.Sprintf("it has no header %s; set it to what Lease.Derive, or consumer.Derive, returns, "+
 			"or leave the call to a consumer of an event that the handler writes into its outbox", t.o.Header)
 	case len(values) > 1:
 		return fmt.Sprintf("it has %d headers %s, and the other side may take any of them; send one", len(values), t.o.Header)
 	case len(t.o.Operations) > 0 && !t.derived(events, values[0]):
 		return fmt.Sprintf("its %s is not what is derived from the event for any of the operations %q, with an ordinal below %d; "+
-			"set it to what Lease.Derive, or dedupe.Derive with the event's key, returns, and name the operation in TransportOptions.Operations",
+			"set it to what Lease.Derive, or consumer.Derive, returns, and name the operation in TransportOptions.Operations",
 			t.o.Header, t.o.Operations, t.o.Ordinals)
 	case !looksDerived(values[0]):
 		return fmt.Sprintf("its %s is none that is derived, so the next run of the handler sends another one; "+
-			"set it to what Lease.Derive, or dedupe.Derive with the event's key, returns", t.o.Header)
+			"set it to what Lease.Derive, or consumer.Derive, returns", t.o.Header)
 	case !t.belongs(events, values[0]):
 		return fmt.Sprintf("its %s was sent for another event, so the other side takes the one for a repetition of the other; "+
 			"derive it from the key of the event that is handled", t.o.Header)
