@@ -89,7 +89,8 @@ const ReasonConflict = "conflict"
 // after the other, and writes down what came of each. h is the handler that was
 // given to Run: one of Wrap or Route, through Chain if there is middleware. The
 // key of the event decides as at any delivery, so a message that was done
-// meanwhile has no second effect, also if two people redrive it at once.
+// meanwhile has no second effect, also if two people redrive it at once, and
+// also if h is in shadow mode.
 //
 // There is one answer for each id, in their order. A message that was parked for
 // longer than h keeps its keys is refused with ErrLateRedrive. One whose key is

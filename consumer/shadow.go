@@ -12,6 +12,10 @@ import (
 // should not. It is no URI, so no event has it.
 const shadowSource = "unecho shadow"
 
+// shadows reports whether a duplicate is to run. That of a redrive is not: a person
+// asks for the one effect that is missing.
+func (w *wrapped) shadows(ctx context.Context) bool { return w.Shadow && ctx.Value(byKey{}) == nil }
+
 // inShadow runs the handler for a delivery for which it would not have run: a
 // duplicate, a conflict, or what names no event. It runs under a key that no
 // other delivery has, which need not be kept, so that the scope is what it would

@@ -200,8 +200,8 @@ func (w *watermark) identify(ctx context.Context, m *member, i int) (it item, ma
 	return it, malformed, err
 }
 
-// byKey is in the context of a message that the position has passed: it was
-// parked, and its key decides alone.
+// byKey is in the context of a redrive: the key of the event decides alone. What is
+// parked was passed by the position, and shadow mode would run a duplicate.
 type byKey struct{}
 
 // Handle implements [Handler].

@@ -34,7 +34,8 @@ type Options struct {
 	// key of no lifetime more for each delivery that is not new, until the
 	// pruner comes. Outages hold it up like any other, and so does a copy that is
 	// in progress. A Lease has a key of its own at each such run, and
-	// derives others from it.
+	// derives others from it. Redrive is not in shadow: it never has a second
+	// effect.
 	Shadow bool
 }
 
@@ -117,7 +118,7 @@ func (w *wrapped) Handle(ctx context.Context, raw *envelope.Message) error {
 	claim, m, err := w.identify(raw)
 	if err != nil {
 		observe(ctx, Event{Step: StepIdentify, Consumer: w.name, Position: raw.Position, Err: err})
-		if w.Shadow {
+		if w.shadows(ctx) {
 			return w.inShadow(ctx, raw, dedupe.Key{}, Event{Err: err})
 		}
 		return err
@@ -128,7 +129,7 @@ func (w *wrapped) Handle(ctx context.Context, raw *envelope.Message) error {
 	res, err := w.once(ctx, claim, m)
 	observe(ctx, Event{Step: StepDecide, Consumer: w.name, Position: raw.Position, KeyHash: hash,
 		Outcome: res.Outcome, Err: err, Took: time.Since(start)})
-	if w.Shadow && (err == nil && res.Outcome != dedupe.Processed || Classify(err) == ClassMalformed) {
+	if w.shadows(ctx) && (err == nil && res.Outcome != dedupe.Processed || Classify(err) == ClassMalformed) {
 		return w.inShadow(ctx, m, claim.Key, Event{Outcome: res.Outcome, Err: err, KeyHash: hash})
 	}
 	if err == nil && w.reply != nil && res.Outcome != dedupe.Conflict {

@@ -109,6 +109,18 @@ func TestRedriveSkipsWhatIsDone(t *testing.T) {
 	f.wantInt(1, "select count(*) from effect")
 }
 
+// What is suppressed by a redrive is suppressed in shadow mode, too.
+func TestRedriveIsNotInShadow(t *testing.T) {
+	f := withEffects(t)
+	h := consumer.Wrap("billing", pgdedupe.NewStore(f.pool, nil), effect, &consumer.Options{Shadow: true})
+	p := f.park(wire(t, "1", "x"))
+	if err := h.Handle(t.Context(), wire(t, "1", "x")); err != nil {
+		t.Fatal(err)
+	}
+	f.redrive(h, nil, consumer.RedriveSkipped, p.ID)
+	f.wantInt(1, "select count(*) from effect")
+}
+
 func TestRedriveReportsConflicts(t *testing.T) {
 	f := withEffects(t)
 	p := f.park(wire(t, "1", "x"))
