@@ -40,8 +40,17 @@
 //
 // Nothing is kept in a session, so PgBouncer and its like may work in
 // transaction mode, with pgx's default_query_exec_mode set to cache_describe
-// or exec; the suite passes through PgBouncer in both, with every kind of store. Set connect_timeout in the pool's URL: a connection that does not
-// come about is waited for, by the pool, as long as that says.
+// or exec; the suite passes through PgBouncer in both, with every kind of store. Set
+// connect_timeout in the pool's URL: a connection that does not come about is
+// waited for, by the pool, as long as that says.
+//
+// # A consumer that dies
+//
+// Its transaction is rolled back, and its keys are free, when the server notices:
+// at once where the transaction was idle, but only at the end of a statement that
+// runs. Set client_connection_check_interval (PostgreSQL 14), such as to 1s, for
+// the role or in the pool's URL, and that takes a second as well. If a whole
+// machine disappears it is tcp_keepalives_idle and tcp_user_timeout that count.
 //
 // # Failover
 //

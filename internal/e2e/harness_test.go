@@ -36,7 +36,12 @@ type shop struct {
 
 func openShop(t testing.TB, topic string) *shop {
 	t.Helper()
-	url := testenv.SchemaURL(t)
+	return openShopAt(t, testenv.SchemaURL(t), topic)
+}
+
+// openShopAt opens it in an empty database.
+func openShopAt(t testing.TB, url, topic string) *shop {
+	t.Helper()
 	s := &shop{t: t, url: url, pool: testenv.PoolOf(t, url, 8), topic: topic,
 		writer: pgoutbox.NewWriter(nil, &outbox.WriterOptions{Source: "/shop"})}
 	for _, migrate := range []func() error{

@@ -35,7 +35,10 @@ var fatal = os.Getenv("WORKER_FATAL")
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	context.AfterFunc(ctx, func() {
+		stop() // a second signal ends the process at once
+		fmt.Println("worker drains")
+	})
 	if err := run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "worker:", err)
 		os.Exit(1)
@@ -120,6 +123,9 @@ func apply(ctx context.Context, tx pgx.Tx, m *envelope.Message) error {
 	if err := die(ctx, tx, o.ID); err != nil {
 		return err
 	}
+	if err := dawdle(ctx, tx, o.ID); err != nil {
+		return err
+	}
 	_, err := tx.Exec(ctx, "update customers set balance = balance + 1 where id = $1", o.Customer)
 	return err
 }
@@ -140,6 +146,25 @@ func die(ctx context.Context, tx pgx.Tx, order string) error {
 	}
 	_, err := tx.Exec(ctx, "select pg_sleep(0.05)")
 	return err
+}
+
+// dawdle makes the handler take some time, and tells of each run.
+func dawdle(ctx context.Context, tx pgx.Tx, order string) error {
+	slow, err := time.ParseDuration(os.Getenv("WORKER_SLOW"))
+	if err != nil {
+		return nil
+	}
+	fmt.Println("ran", order)
+	if os.Getenv("WORKER_SLOW_STATEMENT") != "" {
+		_, err = tx.Exec(ctx, "select pg_sleep($1)", slow.Seconds())
+		return err
+	}
+	select {
+	case <-time.After(slow):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func source() (brokers.Source, func(), error) {
