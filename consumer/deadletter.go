@@ -2,8 +2,6 @@ package consumer
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"strconv"
 
 	"github.com/unecho/unecho/brokers"
@@ -35,7 +33,8 @@ type DeadLetter func(ctx context.Context, f *Failure) error
 
 // Headers of a dead letter. Each occurs once, however often a message hops.
 const (
-	// HeaderDeadID is equal for two dead letters of one delivery position.
+	// HeaderDeadID is equal for two dead letters of one message from one position:
+	// 32 hexadecimal digits. It covers the content, as the ID of a Parked does.
 	HeaderDeadID = "unecho-dead-id"
 	// HeaderDeadReason is Failure.Reason.
 	HeaderDeadReason = "unecho-dead-reason"
@@ -56,8 +55,7 @@ func DeadLetterTo(pub brokers.Publisher, topic string) DeadLetter {
 	return func(ctx context.Context, f *Failure) error {
 		m := f.Message.Clone()
 		m.Topic = topic
-		sum := sha256.Sum256([]byte(f.Message.Topic + "\x00" + f.Message.Position))
-		m.Header.Set(HeaderDeadID, []byte(hex.EncodeToString(sum[:16])))
+		m.Header.Set(HeaderDeadID, []byte(parkedID("", f.Message)))
 		m.Header.Set(HeaderDeadReason, []byte(f.Reason))
 		m.Header.Set(HeaderDeadError, []byte(errorText(f.Err)))
 		m.Header.Set(HeaderDeadAttempts, []byte(strconv.Itoa(f.Attempts)))

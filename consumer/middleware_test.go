@@ -234,7 +234,7 @@ func TestRouteInGroups(t *testing.T) {
 		if want := []string{"0", "1", "2", "3", "5", "6", "8", "9", "11"}; !slices.Equal(effects, want) {
 			t.Errorf("effects %q, want %q", effects, want)
 		}
-		b.expectDead("p7 permanent 0", "p10 unrouted_type 0")
+		b.expectDead("p7 permanent 1", "p10 unrouted_type 0")
 		if got := d.transactions(); got[0] != 2 || got[1] != 2 {
 			t.Errorf("transactions of %v claims, want two of 2 at the beginning", got)
 		}

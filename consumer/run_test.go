@@ -96,8 +96,8 @@ func TestRunDeadLettersAtOnce(t *testing.T) {
 		err  error
 		want string
 	}{
-		"permanent":         {Permanent(errBoom), "p0 permanent 0"},
-		"wrapped permanent": {fmt.Errorf("decode: %w", Permanent(errBoom)), "p0 permanent 0"},
+		"permanent":         {Permanent(errBoom), "p0 permanent 1"},
+		"wrapped permanent": {fmt.Errorf("decode: %w", Permanent(errBoom)), "p0 permanent 1"},
 		"no id":             {envelope.ErrNoID, ""},
 		"malformed":         {envelope.ErrMalformed, ""},
 		"invalid key":       {dedupe.ErrInvalidKey, ""},
@@ -152,7 +152,7 @@ func TestB52DeadLetterFailureHoldsTheAck(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		b.expect("ack p0")
-		b.expectDead("p0 permanent 0")
+		b.expectDead("p0 permanent 1")
 		if runs.Load() != 1 {
 			t.Errorf("the handler ran %d times, want once", runs.Load())
 		}

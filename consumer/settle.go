@@ -190,7 +190,12 @@ func (j *job) judge(err error) (settled bool) {
 	case ClassNone:
 		j.ack()
 		return true
-	case ClassMalformed, ClassPermanent, ClassUncertain, ClassCrashLoop:
+	case ClassPermanent:
+		if !errors.Is(err, ErrUnroutedType) { // which no handler has seen
+			j.failures++
+		}
+		return j.bury(class, err)
+	case ClassMalformed, ClassUncertain, ClassCrashLoop:
 		return j.bury(class, err)
 	case ClassFailed:
 		j.failures++

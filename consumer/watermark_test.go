@@ -489,7 +489,7 @@ func TestWatermarkBatch(t *testing.T) {
 		src.records(t, 3, 4, 5, 6)
 		time.Sleep(time.Minute)
 		b.stop()
-		b.expectDead("t/0/4 permanent 0")
+		b.expectDead("t/0/4 permanent 1")
 		b.expect(append(ackedAt(0, 1, 2, 3, 4, 5, 3, 4, 5, 6), "close")...)
 		if want := [][]string{positions(0, 1, 2), positions(3), positions(5), positions(6)}; !slices.EqualFunc(groups, want, slices.Equal) {
 			t.Errorf("the groups are %q, want %q", groups, want)

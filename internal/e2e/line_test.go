@@ -24,6 +24,12 @@ type line struct {
 	env   []string // of a worker
 	// unsettled is how many messages no worker has settled for good.
 	unsettled func() int64
+	// source is the worker's, in this process.
+	source func(t testing.TB) brokers.Source
+	// graves is a topic that create makes, and reader a source of it.
+	graves string
+	create func(t testing.TB)
+	reader func(t testing.TB) brokers.Source
 }
 
 func kafkaLine(t *testing.T, partitions int) *line {
@@ -34,13 +40,26 @@ func kafkaLine(t *testing.T, partitions int) *line {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = pub.Close() })
-	return &line{topic: topic, pub: pub, env: []string{"WORKER_KAFKA=" + strings.Join(addrs, ","), "WORKER_TOPIC=" + topic},
+	graves := testenv.Name("dead-")
+	source := func(group, topic string) func(t testing.TB) brokers.Source {
+		return func(t testing.TB) brokers.Source {
+			s, err := kafkabroker.NewSource(kafkabroker.Config{Brokers: addrs, GroupID: group, Topics: []string{topic}})
+			return closing(t, s, err)
+		}
+	}
+	return &line{topic: topic, pub: pub, source: source(topic, topic), graves: graves, reader: source(graves, graves),
+		create: func(t testing.TB) {
+			if err := kafkabroker.CreateTopic(t.Context(), addrs, graves, 1); err != nil {
+				t.Fatal(err)
+			}
+		},
+		env:       []string{"WORKER_KAFKA=" + strings.Join(addrs, ","), "WORKER_TOPIC=" + topic},
 		unsettled: func() int64 { return kafkaLag(t, addrs, topic, partitions) }}
 }
 
 func natsLine(t *testing.T) *line {
 	t.Helper()
-	url, stream := testenv.NATS(t), testenv.Name("L")
+	url, name, graves := testenv.NATS(t), testenv.Name("L"), testenv.Name("D")
 	nc, err := natsbroker.Connect(url)
 	if err != nil {
 		t.Fatal(err)
@@ -50,26 +69,50 @@ func natsLine(t *testing.T) *line {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: stream, Subjects: []string{stream + ".>"}, MaxAge: time.Hour, Storage: jetstream.MemoryStorage}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = js.DeleteStream(context.Background(), stream) })
+	stream(t, js, name)
 	pub, err := natsbroker.NewPublisher(nc, natsbroker.PublisherConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = pub.Close() })
-	return &line{topic: stream + ".orders", pub: pub, env: []string{"WORKER_NATS=" + url, "WORKER_TOPIC=" + stream}, unsettled: func() int64 {
-		s, err := js.Stream(t.Context(), stream)
-		if err != nil {
-			t.Fatal(err)
+	source := func(durable, stream string) func(t testing.TB) brokers.Source {
+		return func(t testing.TB) brokers.Source {
+			s, err := natsbroker.NewSource(nc, natsbroker.Config{Stream: stream, Durable: durable, AckWait: 2 * time.Second})
+			return closing(t, s, err)
 		}
-		c, err := s.Consumer(t.Context(), "e2e")
-		if err != nil {
-			return -1 // not there yet
-		}
-		return int64(s.CachedInfo().State.LastSeq - c.CachedInfo().AckFloor.Stream) //nolint:gosec // few
-	}}
+	}
+	return &line{topic: name + ".orders", pub: pub, source: source("e2e", name), graves: graves + ".dead", reader: source("reader", graves),
+		create: func(t testing.TB) { stream(t, js, graves) },
+		env:    []string{"WORKER_NATS=" + url, "WORKER_TOPIC=" + name}, unsettled: func() int64 {
+			s, err := js.Stream(t.Context(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := s.Consumer(t.Context(), "e2e")
+			if err != nil {
+				return -1 // not there yet
+			}
+			return int64(s.CachedInfo().State.LastSeq - c.CachedInfo().AckFloor.Stream) //nolint:gosec // few
+		}}
+}
+
+// stream makes a stream of a test's own.
+func stream(t testing.TB, js jetstream.JetStream, name string) {
+	t.Helper()
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name + ".>"}, MaxAge: time.Hour, Storage: jetstream.MemoryStorage}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = js.DeleteStream(context.Background(), name) })
+}
+
+// closing closes a source with the test.
+func closing(t testing.TB, s brokers.Source, err error) brokers.Source {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
 }
 
 // place publishes orders order-0, order-1 and so on.
