@@ -42,7 +42,7 @@ func crashLoop(t *testing.T, l *line, env ...string) {
 	}
 	l.place(t, loopOrders)
 	program := proc.Build(t, "./internal/e2e/worker")
-	env = append(append(env, l.env...), "WORKER_DATABASE="+s.url, "WORKER_FATAL="+loopFatal)
+	env = l.worker(s.url, append(env, "WORKER_FATAL="+loopFatal)...)
 	lot := pgparking.NewLot(s.pool, nil)
 	parked := func() []*consumer.Parked {
 		page, err := lot.List(t.Context(), consumer.ParkedFilter{})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -145,6 +146,11 @@ func (s *shop) each(n int) {
 			s.t.Errorf("%s: %d, want %d", what, got, n)
 		}
 	}
+}
+
+// worker is the environment of a worker on this line, with the database at url.
+func (l *line) worker(url string, more ...string) []string {
+	return slices.Concat(l.env, []string{"WORKER_DATABASE=" + url}, more)
 }
 
 // onBrokers runs a test on each real broker.

@@ -17,7 +17,7 @@ func TestB15StoreIsAway(t *testing.T) {
 		const orders = 20
 		server := proc.StartPostgres(t)
 		s := openShopAt(t, server.URL, l.topic)
-		program, env := proc.Build(t, "./internal/e2e/worker"), append(l.env, "WORKER_DATABASE="+server.URL, "WORKER_ORDER=none")
+		program, env := proc.Build(t, "./internal/e2e/worker"), l.worker(server.URL, "WORKER_ORDER=none")
 		server.Kill()
 		l.place(t, orders)
 		worker := proc.Start(t, env, program)
@@ -56,7 +56,7 @@ func TestB23KilledInASlowHandler(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := natsLine(t)
 			s := openShop(t, l.topic)
-			program, env := proc.Build(t, "./internal/e2e/worker"), append(l.env, "WORKER_DATABASE="+s.url+c.settings, c.env)
+			program, env := proc.Build(t, "./internal/e2e/worker"), l.worker(s.url+c.settings, c.env)
 			l.place(t, 1)
 			slow := proc.Start(t, append(env, "WORKER_SLOW=30s"), program)
 			slow.WaitFor(t, "ran order-0", 60*time.Second)

@@ -16,7 +16,7 @@ func TestB54Shutdown(t *testing.T) {
 	onBrokers(t, func(t *testing.T, l *line) {
 		const orders = 50
 		s := openShop(t, l.topic)
-		program, env := proc.Build(t, "./internal/e2e/worker"), append(l.env, "WORKER_DATABASE="+s.url, "WORKER_ORDER=none", "WORKER_SLOW=500ms")
+		program, env := proc.Build(t, "./internal/e2e/worker"), l.worker(s.url, "WORKER_ORDER=none", "WORKER_SLOW=500ms")
 		l.place(t, orders)
 		first := proc.Start(t, env, program)
 		testenv.Within(t, 60*time.Second, "some are done", func() bool { return s.effects() >= 5 })
@@ -43,7 +43,7 @@ func TestB54Shutdown(t *testing.T) {
 func TestB54SecondSignal(t *testing.T) {
 	l := natsLine(t)
 	s := openShop(t, l.topic)
-	program, env := proc.Build(t, "./internal/e2e/worker"), append(l.env, "WORKER_DATABASE="+s.url)
+	program, env := proc.Build(t, "./internal/e2e/worker"), l.worker(s.url)
 	l.place(t, 1)
 	worker := proc.Start(t, append(env, "WORKER_SLOW=30s"), program)
 	worker.WaitFor(t, "ran order-0", 60*time.Second)

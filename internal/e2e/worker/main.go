@@ -150,9 +150,13 @@ func die(ctx context.Context, tx pgx.Tx, order string) error {
 
 // dawdle makes the handler take some time, and tells of each run.
 func dawdle(ctx context.Context, tx pgx.Tx, order string) error {
-	slow, err := time.ParseDuration(os.Getenv("WORKER_SLOW"))
-	if err != nil {
+	text := os.Getenv("WORKER_SLOW")
+	if text == "" {
 		return nil
+	}
+	slow, err := time.ParseDuration(text)
+	if err != nil {
+		return consumer.Unavailable(err)
 	}
 	fmt.Println("ran", order)
 	if os.Getenv("WORKER_SLOW_STATEMENT") != "" {
