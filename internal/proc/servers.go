@@ -16,9 +16,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/nats-io/nats.go"
 	"github.com/redis/go-redis/v9"
-	"github.com/segmentio/kafka-go"
 
 	"github.com/unecho/unecho/internal/testenv"
 )
@@ -58,71 +56,6 @@ func freePort(t testing.TB) int {
 	}
 	defer func() { _ = l.Close() }()
 	return l.Addr().(*net.TCPAddr).Port
-}
-
-// StartNATS starts a nats-server with JetStream that syncs every write.
-func StartNATS(t testing.TB) *Server {
-	t.Helper()
-	program, port, dir := testenv.Get(t, "UNECHO_NATS_SERVER"), freePort(t), t.TempDir()
-	conf := filepath.Join(dir, "nats.conf")
-	write(t, conf, fmt.Sprintf("listen: \"127.0.0.1:%d\"\njetstream { store_dir: %q, max_mem: 64M, max_file: 4G, sync_interval: always }\n", port, dir))
-	s := &Server{t: t, Addr: fmt.Sprint("127.0.0.1:", port), URL: fmt.Sprint("nats://127.0.0.1:", port)}
-	s.start = func() *Process { return Start(t, nil, program, "-c", conf) }
-	s.probe = func(context.Context) error {
-		nc, err := nats.Connect(s.URL, nats.Timeout(time.Second))
-		if err != nil {
-			return err
-		}
-		defer nc.Close()
-		js, err := nc.JetStream(nats.MaxWait(time.Second))
-		if err != nil {
-			return err
-		}
-		_, err = js.AccountInfo()
-		return err
-	}
-	s.Restart()
-	return s
-}
-
-// StartKafka starts one combined KRaft node.
-func StartKafka(t testing.TB) *Server {
-	t.Helper()
-	libs, dir := testenv.Get(t, "UNECHO_KAFKA_LIBS")+"/*", t.TempDir()
-	port, controller := freePort(t), freePort(t)
-	conf := filepath.Join(dir, "server.properties")
-	run(t, filepath.Join(testenv.Root(), "internal/services/kafka/config.sh"), filepath.Join(dir, "data"), "127.0.0.1",
-		strconv.Itoa(port), strconv.Itoa(controller), conf, filepath.Join(dir, "log4j2.properties"))
-	lines := strings.Fields(run(t, "java", "-cp", libs, "kafka.tools.StorageTool", "random-uuid"))
-	run(t, "java", "-cp", libs, "kafka.tools.StorageTool", "format", "-t", lines[len(lines)-1], "-c", conf)
-	s := &Server{t: t, Addr: fmt.Sprint("127.0.0.1:", port)}
-	s.URL = s.Addr
-	s.start = func() *Process {
-		return Start(t, nil, "java", "-Xms128m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-			"-Dlog4j2.configurationFile="+filepath.Join(dir, "log4j2.properties"), "-cp", libs, "kafka.Kafka", conf)
-	}
-	s.probe = func(ctx context.Context) error { return kafkaServes(ctx, s.Addr) }
-	s.Restart()
-	return s
-}
-
-// kafkaServes is content when a produce over a new connection went through.
-func kafkaServes(ctx context.Context, addr string) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	tr := &kafka.Transport{DialTimeout: time.Second, MetadataTTL: time.Second}
-	defer tr.CloseIdleConnections()
-	c := &kafka.Client{Addr: kafka.TCP(addr), Transport: tr, Timeout: time.Second}
-	_, err := c.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{Topic: "probe", NumPartitions: 1, ReplicationFactor: 1}}})
-	if err != nil {
-		return err
-	}
-	res, err := c.Produce(ctx, &kafka.ProduceRequest{Topic: "probe", RequiredAcks: kafka.RequireAll,
-		Records: kafka.NewRecordReader(kafka.Record{Value: kafka.NewBytes([]byte("x"))})})
-	if err != nil {
-		return err
-	}
-	return res.Error
 }
 
 // postgresDir is a folder that the user postgres can reach, which one below the
@@ -349,8 +282,14 @@ func Build(t testing.TB, pkg string) string {
 
 func run(t testing.TB, program string, args ...string) string {
 	t.Helper()
+	return runIn(t, nil, program, args...)
+}
+
+// runIn is run with more in the environment.
+func runIn(t testing.TB, env []string, program string, args ...string) string {
+	t.Helper()
 	cmd := exec.Command(program, args...)
-	cmd.Dir = "/"
+	cmd.Dir, cmd.Env = "/", append(os.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.CombinedOutput()
 	if err != nil {

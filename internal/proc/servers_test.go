@@ -28,6 +28,18 @@ func TestServersSurviveKill(t *testing.T) {
 	}
 }
 
+// A node of a cluster that was killed comes back to it.
+func TestClustersSurviveKill(t *testing.T) {
+	for name, start := range map[string]func(testing.TB) []*proc.Server{"nats": proc.StartNATSCluster, "kafka": proc.StartKafkaCluster} {
+		t.Run(name, func(t *testing.T) {
+			nodes := start(t)
+			nodes[1].Kill()
+			nodes[0].Ready()
+			nodes[1].Restart()
+		})
+	}
+}
+
 func TestPostgresKeepsItsData(t *testing.T) {
 	s := proc.StartPostgres(t)
 	do := func(sql string) {

@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -212,11 +213,12 @@ func PoolOf(t testing.TB, url string, size int32) *pgxpool.Pool {
 // deletes it with the test.
 func Topic(t testing.TB, partitions int) string {
 	t.Helper()
-	return TopicAt(t, Kafka(t), partitions)
+	return TopicAt(t, Kafka(t), partitions, 1)
 }
 
-// TopicAt is Topic on the given brokers.
-func TopicAt(t testing.TB, brokers []string, partitions int) string {
+// TopicAt is Topic on the given brokers, with so many replicas, of which all but
+// one have to take what is acknowledged.
+func TopicAt(t testing.TB, brokers []string, partitions, replicas int) string {
 	t.Helper()
 	topic := Name("t-")
 	client, done := kafkaClient(brokers)
@@ -224,7 +226,8 @@ func TopicAt(t testing.TB, brokers []string, partitions int) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	res, err := client.CreateTopics(ctx, &kafka.CreateTopicsRequest{
-		Topics: []kafka.TopicConfig{{Topic: topic, NumPartitions: partitions, ReplicationFactor: 1}}})
+		Topics: []kafka.TopicConfig{{Topic: topic, NumPartitions: partitions, ReplicationFactor: replicas,
+			ConfigEntries: []kafka.ConfigEntry{{ConfigName: "min.insync.replicas", ConfigValue: strconv.Itoa(max(1, replicas-1))}}}}})
 	if err == nil {
 		err = res.Errors[topic]
 	}

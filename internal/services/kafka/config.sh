@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
 # config.sh DATA HOST PORT CONTROLLER_PORT SERVER_PROPERTIES LOG4J_PROPERTIES: write the configuration of one
-# combined KRaft node. Shared by services.sh and by the tests that kill a broker of their own.
+# combined KRaft node. Shared by services.sh and by the tests that kill a broker of their own. A node of a cluster has a
+# NODE_ID, the VOTERS and the REPLICAS of internal topics in its environment.
 set -euo pipefail
+NODE_ID=${NODE_ID:-1}
+VOTERS=${VOTERS:-$NODE_ID@$2:$4}
+REPLICAS=${REPLICAS:-1}
 cat >"$5" <<END
 process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@$2:$4
+node.id=$NODE_ID
+controller.quorum.voters=$VOTERS
 listeners=PLAINTEXT://$2:$3,CONTROLLER://$2:$4
 advertised.listeners=PLAINTEXT://$2:$3
 controller.listener.names=CONTROLLER
@@ -15,11 +19,11 @@ log.dirs=$1
 auto.create.topics.enable=false
 group.initial.rebalance.delay.ms=0
 offsets.topic.num.partitions=4
-offsets.topic.replication.factor=1
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
+offsets.topic.replication.factor=$REPLICAS
+transaction.state.log.replication.factor=$REPLICAS
+transaction.state.log.min.isr=$((REPLICAS - REPLICAS / 3))
+share.coordinator.state.topic.replication.factor=$REPLICAS
+share.coordinator.state.topic.min.isr=$((REPLICAS - REPLICAS / 3))
 # After a crash the node stays fenced until its old registration has expired: 9 s by default.
 broker.session.timeout.ms=1500
 broker.heartbeat.interval.ms=300
