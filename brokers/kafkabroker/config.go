@@ -61,6 +61,11 @@ type Config struct {
 	Start Start
 	// OutOfRange defaults to Fail.
 	OutOfRange OutOfRange
+	// Uncommitted also hands out what transactions of producers have written
+	// that are open, or were aborted. By default a message is handed out when
+	// its transaction was committed, and what is behind it in its partition waits
+	// with it.
+	Uncommitted bool
 	// SessionTimeout is after how long without a heartbeat the group gives
 	// our partitions to others. Defaults to 10 s.
 	SessionTimeout time.Duration
@@ -123,6 +128,13 @@ func (c Config) normal() (Config, error) {
 		return c, fmt.Errorf("kafkabroker: HeartbeatInterval %v must be less than SessionTimeout %v", c.HeartbeatInterval, c.SessionTimeout)
 	}
 	return c, nil
+}
+
+func (c Config) isolation() kafka.IsolationLevel {
+	if c.Uncommitted {
+		return kafka.ReadUncommitted
+	}
+	return kafka.ReadCommitted
 }
 
 // drain is how long handlers may go on when a generation has ended. No

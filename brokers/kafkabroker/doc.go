@@ -30,8 +30,14 @@
 //     is not settled, or what follows the last one. It never goes backwards
 //     within a generation, is never committed for a generation that has ended,
 //     and never covers a message that was not handed out.
-//   - Offsets have gaps (control records, compaction): "contiguous" is about
-//     the messages that were delivered, in their order.
+//   - Offsets have gaps (control records, aborted transactions, compaction):
+//     "contiguous" is about the messages that were delivered, in their order.
+//   - To read what is committed is left to the client: the broker holds back what
+//     is open, returns what was aborted, and names the transactions. The end of one may
+//     be the first thing in an answer.
+//   - A batch whose last records are compacted away is returned, at the end of a
+//     segment alone, for every offset of its range. Its end is searched for: to ask
+//     again behind its last record is to ask for ever, and to guess is to lose.
 //   - When a generation ends its deliveries are told to stop, those that run may
 //     finish within the bound, what they did is committed, and only then is the
 //     rest lost and the group joined again.

@@ -1,10 +1,12 @@
 package kafkabroker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/segmentio/kafka-go"
@@ -28,15 +30,20 @@ type record struct {
 type page struct {
 	records []record
 	next    int64 // where to fetch on; above the last record where that was none of ours
+	first   int64 // the base offset of the first batch; noBatch if there is none
 }
 
-// fetch asks the leader of a partition for messages from offset on.
-func (s *Source) fetch(ctx context.Context, topic string, partition int, offset int64) (page, error) {
+const noBatch = -1
+
+// fetch asks the leader of a partition for messages from offset on, up to so many
+// bytes, but always for a whole batch.
+func (s *Source) fetch(ctx context.Context, topic string, partition int, offset int64, most int) (page, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchWait+10*time.Second)
 	defer cancel()
-	req := &fetch.Request{ReplicaID: -1, MaxWaitTime: int32(fetchWait.Milliseconds()), MinBytes: 1, MaxBytes: int32(s.c.FetchBytes), SessionEpoch: -1,
+	req := &fetch.Request{ReplicaID: -1, MaxWaitTime: int32(fetchWait.Milliseconds()), MinBytes: 1, MaxBytes: int32(most), SessionEpoch: -1,
+		IsolationLevel: int8(s.c.isolation()),
 		Topics: []fetch.RequestTopic{{Topic: topic, Partitions: []fetch.RequestPartition{{
-			Partition: int32(partition), CurrentLeaderEpoch: -1, FetchOffset: offset, LogStartOffset: -1, PartitionMaxBytes: int32(s.c.FetchBytes)}}}}}
+			Partition: int32(partition), CurrentLeaderEpoch: -1, FetchOffset: offset, LogStartOffset: -1, PartitionMaxBytes: int32(most)}}}}}
 	m, err := s.transport.RoundTrip(ctx, s.addr, req)
 	if err != nil {
 		return page{}, err
@@ -51,14 +58,15 @@ func (s *Source) fetch(ctx context.Context, topic string, partition int, offset 
 			return page{}, kafka.Error(code)
 		}
 	}
-	return readPage(p.RecordSet.Records, topic, partition, offset)
+	return readPage(p.RecordSet.Records, newAborts(p.AbortedTransactions), topic, partition, offset)
 }
 
 // readPage reads the batches of an answer. Control batches, which end
-// transactions, are passed over; a batch may begin below the offset that was
-// asked for, because the broker returns whole batches.
-func readPage(rs protocol.RecordReader, topic string, partition int, offset int64) (page, error) {
-	p := page{next: offset}
+// transactions, and what was written by a transaction that was aborted are passed
+// over; a batch may begin below the offset that was asked for, because the broker
+// returns whole batches.
+func readPage(rs protocol.RecordReader, aborted *aborts, topic string, partition int, offset int64) (page, error) {
+	p := page{next: offset, first: noBatch}
 	batches := []protocol.RecordReader{rs}
 	if s, ok := rs.(*protocol.RecordStream); ok {
 		batches = s.Records
@@ -67,16 +75,23 @@ func readPage(rs protocol.RecordReader, topic string, partition int, offset int6
 		if b == nil {
 			continue
 		}
-		if err := readBatch(b, topic, partition, &p); err != nil {
+		if err := readBatch(b, aborted, topic, partition, &p); err != nil {
 			return page{}, err
 		}
 	}
 	return p, nil
 }
 
-func readBatch(b protocol.RecordReader, topic string, partition int, p *page) error {
-	if c, ok := b.(*protocol.ControlBatch); ok {
-		return readControl(c, p)
+func readBatch(b protocol.RecordReader, aborted *aborts, topic string, partition int, p *page) error {
+	if at, ok := b.(interface{ Offset() int64 }); ok && p.first == noBatch {
+		p.first = at.Offset()
+	}
+	hidden := false
+	switch b := b.(type) {
+	case *protocol.ControlBatch:
+		return readControl(b, aborted, p)
+	case *protocol.RecordBatch:
+		hidden = aborted.cover(b)
 	}
 	for {
 		r, err := b.ReadRecord()
@@ -90,14 +105,58 @@ func readBatch(b protocol.RecordReader, topic string, partition int, p *page) er
 		if err != nil {
 			return err
 		}
-		if r.Offset >= p.next {
+		if r.Offset < p.next {
+			continue
+		}
+		p.next = r.Offset + 1
+		if !hidden {
 			p.records = append(p.records, rec)
-			p.next = r.Offset + 1
 		}
 	}
 }
 
-func readControl(c *protocol.ControlBatch, p *page) error {
+// aborts are the transactions that were aborted, as the broker names them with what it
+// returns to those who read what is committed. It returns what they wrote as
+// well: to leave that out is left to the client.
+type aborts struct {
+	ahead []fetch.ResponseTransaction // in the order of their first offsets
+	open  map[int64]bool              // by producer
+}
+
+func newAborts(all []fetch.ResponseTransaction) *aborts {
+	slices.SortFunc(all, func(a, b fetch.ResponseTransaction) int { return cmp.Compare(a.FirstOffset, b.FirstOffset) })
+	return &aborts{ahead: all, open: make(map[int64]bool)}
+}
+
+// reach takes note of the transactions that began up to offset. Batches come in
+// the order of their offsets.
+func (a *aborts) reach(offset int64) {
+	for len(a.ahead) > 0 && a.ahead[0].FirstOffset <= offset {
+		a.open[a.ahead[0].ProducerID] = true
+		a.ahead = a.ahead[1:]
+	}
+}
+
+// cover reports whether b was written by a transaction that was aborted.
+func (a *aborts) cover(b *protocol.RecordBatch) bool {
+	a.reach(b.BaseOffset)
+	return b.Attributes.Transactional() && a.open[b.ProducerID]
+}
+
+// abortMarker is the type of the control record that ends an aborted transaction.
+const abortMarker = 0
+
+// end takes note of the end of a transaction. An answer may begin with it: the
+// transaction has to be known by then, or its producer's next one would be taken
+// for it.
+func (a *aborts) end(c *protocol.ControlBatch, kind int16) {
+	a.reach(c.BaseOffset)
+	if kind == abortMarker {
+		delete(a.open, c.ProducerID)
+	}
+}
+
+func readControl(c *protocol.ControlBatch, aborted *aborts, p *page) error {
 	for {
 		r, err := c.ReadControlRecord()
 		if errors.Is(err, io.EOF) {
@@ -107,7 +166,49 @@ func readControl(c *protocol.ControlBatch, p *page) error {
 			return fmt.Errorf("kafkabroker: read a control record: %w", err)
 		}
 		p.next = max(p.next, r.Offset+1)
+		aborted.end(c, r.Type)
 	}
+}
+
+// pass returns the offset behind a batch of which nothing from offset at on is
+// left: compaction takes records out of a batch, also its last ones, and leaves the
+// range of offsets that it stands for. At the end of a segment of the log the
+// broker returns such a batch, and nothing behind it, to whoever asks for an
+// offset in that range, for ever. The batch says how far it goes, but kafka-go
+// does not pass that on. So the end is searched for, by what is returned from a
+// higher offset.
+func (p *partition) pass(ctx context.Context, at, batch int64) (int64, error) {
+	within := func(offset int64) (bool, error) {
+		pg, err := p.gen.s.fetch(ctx, p.topic, p.id, offset, 1)
+		if errors.Is(err, kafka.OffsetOutOfRange) {
+			return false, nil // behind the end of the log
+		}
+		return pg.first == batch, err
+	}
+	in, out := at, at+1 // in is within the batch
+	for step := int64(1); ; step *= 2 {
+		ok, err := within(out)
+		if err != nil {
+			return 0, err
+		}
+		if !ok {
+			break
+		}
+		in, out = out, out+step
+	}
+	for out-in > 1 {
+		mid := in + (out-in)/2
+		ok, err := within(mid)
+		switch {
+		case err != nil:
+			return 0, err
+		case ok:
+			in = mid
+		default:
+			out = mid
+		}
+	}
+	return out, nil
 }
 
 // convert copies a record out of the response's memory. It keeps null and
@@ -152,7 +253,7 @@ func (s *Source) offsetOf(ctx context.Context, topic string, partition int, star
 		req = kafka.LastOffsetOf(partition)
 	}
 	c := &kafka.Client{Addr: s.addr, Transport: s.transport, Timeout: 10 * time.Second}
-	res, err := c.ListOffsets(ctx, &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{topic: {req}}})
+	res, err := c.ListOffsets(ctx, &kafka.ListOffsetsRequest{IsolationLevel: s.c.isolation(), Topics: map[string][]kafka.OffsetRequest{topic: {req}}})
 	if err != nil {
 		return 0, err
 	}

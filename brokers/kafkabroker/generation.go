@@ -265,9 +265,12 @@ func (p *partition) fill(ctx context.Context, at int64, epoch int) error {
 	if at < 0 {
 		return p.resolve(ctx, s.c.Start)
 	}
-	pg, err := s.fetch(ctx, p.topic, p.id, at)
+	pg, err := s.fetch(ctx, p.topic, p.id, at, s.c.FetchBytes)
 	if errors.Is(err, kafka.OffsetOutOfRange) {
 		return p.outOfRange(ctx, at)
+	}
+	if err == nil && pg.next == at && pg.first != noBatch {
+		pg.next, err = p.pass(ctx, at, pg.first)
 	}
 	if err != nil {
 		return err

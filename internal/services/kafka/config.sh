@@ -17,6 +17,7 @@ inter.broker.listener.name=PLAINTEXT
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
 log.dirs=$1
 auto.create.topics.enable=false
+log.cleaner.backoff.ms=200
 group.initial.rebalance.delay.ms=0
 offsets.topic.num.partitions=4
 offsets.topic.replication.factor=$REPLICAS
