@@ -60,6 +60,8 @@ func classOf(code kafka.Error) error {
 		return brokers.ErrNoRoute
 	case kafka.RequestTimedOut, kafka.NotEnoughReplicasAfterAppend:
 		return brokers.ErrUnknown
+	case kafka.SASLAuthenticationFailed, kafka.UnsupportedSASLMechanism, kafka.IllegalSASLState, kafka.ClusterAuthorizationFailed:
+		return brokers.ErrUnavailable // no fault of the message
 	}
 	if code.Temporary() {
 		return brokers.ErrUnavailable

@@ -53,7 +53,9 @@ type Config struct {
 	Topics []string
 	// TLS is used for all connections. Defaults to none.
 	TLS *tls.Config
-	// SASL authenticates all connections. Defaults to none.
+	// SASL authenticates all connections: kafka-go's plain.Mechanism or
+	// scram.Mechanism, or OAuthBearer. PLAIN and OAUTHBEARER are refused without
+	// TLS. Defaults to none.
 	SASL sasl.Mechanism
 	// ClientID is shown by the broker. Defaults to "unecho".
 	ClientID string
@@ -100,6 +102,9 @@ func (c Config) normal() (Config, error) {
 		return c, errors.New("kafkabroker: Config.GroupID is empty")
 	case len(c.Topics) == 0:
 		return c, errors.New("kafkabroker: Config.Topics is empty")
+	}
+	if err := checkSecurity(c.SASL, c.TLS); err != nil {
+		return c, err
 	}
 	duration := func(d *time.Duration, def time.Duration) {
 		if *d <= 0 {

@@ -25,7 +25,7 @@ type PublisherConfig struct {
 	Brokers []string
 	// TLS is used for all connections. Defaults to none.
 	TLS *tls.Config
-	// SASL authenticates all connections. Defaults to none.
+	// SASL authenticates all connections, as that of Config. Defaults to none.
 	SASL sasl.Mechanism
 	// ClientID is shown by the broker. Defaults to "unecho".
 	ClientID string
@@ -60,6 +60,9 @@ type Publisher struct {
 func NewPublisher(c PublisherConfig) (*Publisher, error) {
 	if len(c.Brokers) == 0 {
 		return nil, errors.New("kafkabroker: PublisherConfig.Brokers is empty")
+	}
+	if err := checkSecurity(c.SASL, c.TLS); err != nil {
+		return nil, err
 	}
 	if c.ClientID == "" {
 		c.ClientID = "unecho"

@@ -18,7 +18,7 @@ import (
 // StartKafka starts one combined KRaft node.
 func StartKafka(t testing.TB) *Server {
 	t.Helper()
-	s := kafkaNodes(t, 1)[0]
+	s := kafkaNodes(t, 1, nil)[0]
 	s.Ready()
 	return s
 }
@@ -27,7 +27,7 @@ func StartKafka(t testing.TB) *Server {
 // replicas; a node that was killed is replaced by the others.
 func StartKafkaCluster(t testing.TB) []*Server {
 	t.Helper()
-	nodes := kafkaNodes(t, 3)
+	nodes := kafkaNodes(t, 3, nil)
 	for _, n := range nodes {
 		n.Ready()
 	}
@@ -43,7 +43,7 @@ func Addrs(nodes []*Server) (addrs []string) {
 }
 
 // kafkaNodes starts n nodes of one cluster, and does not wait until they serve.
-func kafkaNodes(t testing.TB, n int) (nodes []*Server) {
+func kafkaNodes(t testing.TB, n int, with *kafkaSecurity) (nodes []*Server) {
 	t.Helper()
 	libs := testenv.Get(t, "UNECHO_KAFKA_LIBS") + "/*"
 	ports, controllers, voters := make([]int, n), make([]int, n), make([]string, n)
@@ -59,7 +59,8 @@ func kafkaNodes(t testing.TB, n int) (nodes []*Server) {
 		runIn(t, []string{fmt.Sprint("NODE_ID=", i+1), "VOTERS=" + strings.Join(voters, ","), fmt.Sprint("REPLICAS=", n)},
 			filepath.Join(testenv.Root(), "internal/services/kafka/config.sh"), filepath.Join(dir, "data"), "127.0.0.1",
 			strconv.Itoa(ports[i]), strconv.Itoa(controllers[i]), conf, log)
-		run(t, "java", "-cp", libs, "kafka.tools.StorageTool", "format", "-t", id, "-c", conf)
+		run(t, "java", append([]string{"-cp", libs, "kafka.tools.StorageTool", "format", "-t", id, "-c", conf}, with.users()...)...)
+		with.listen(t, conf, ports[i], controllers[i])
 		s := &Server{t: t, Addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[i]))}
 		s.URL = s.Addr
 		s.start = func() *Process {
