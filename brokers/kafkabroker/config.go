@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"regexp"
 	"time"
 
 	"github.com/segmentio/kafka-go"
@@ -41,16 +42,32 @@ const (
 // ErrOutOfRange: the group's offset of a partition is not in the log.
 var ErrOutOfRange = errors.New("kafkabroker: the committed offset is out of range")
 
-// Config are the settings of [NewSource]. Brokers, GroupID and Topics are
-// mandatory, the zero value of everything else is the default.
+// Config are the settings of [NewSource]. Brokers, GroupID and one of Topics,
+// Pattern and Partitions are mandatory, the zero value of everything else is the
+// default.
 type Config struct {
 	// Brokers are addresses of brokers to start from, host:port.
 	Brokers []string
 	// GroupID is the consumer group.
 	GroupID string
 	// Topics are what the group consumes. A topic that does not exist yet is
-	// picked up when it appears.
+	// picked up when it appears, and so are partitions that are added.
 	Topics []string
+	// Pattern matches the topics that the group consumes, those that appear
+	// later included. It must match the whole name, and never does one that
+	// begins with two underscores, as Kafka's own do. A change of the topics is a
+	// rebalance. consumer.Run's proof of retention sees the topics that there are
+	// at the start.
+	Pattern *regexp.Regexp
+	// Partitions are a fixed list, by topic, for those who share partitions out
+	// by themselves. There is no membership and no rebalance: offsets are
+	// committed for GroupID, which must have no members, and two sources with one
+	// partition both get its messages. Take keys that all of them share, or
+	// consumer.WrapWatermark.
+	Partitions map[string][]int
+	// RefreshInterval is how often it is looked for new topics and partitions.
+	// Defaults to 5 s.
+	RefreshInterval time.Duration
 	// TLS is used for all connections. Defaults to none.
 	TLS *tls.Config
 	// SASL authenticates all connections: kafka-go's plain.Mechanism or
@@ -100,8 +117,9 @@ func (c Config) normal() (Config, error) {
 		return c, errors.New("kafkabroker: Config.Brokers is empty")
 	case c.GroupID == "":
 		return c, errors.New("kafkabroker: Config.GroupID is empty")
-	case len(c.Topics) == 0:
-		return c, errors.New("kafkabroker: Config.Topics is empty")
+	}
+	if err := c.checkSubscription(); err != nil {
+		return c, err
 	}
 	if err := checkSecurity(c.SASL, c.TLS); err != nil {
 		return c, err
@@ -120,6 +138,7 @@ func (c Config) normal() (Config, error) {
 	duration(&c.HeartbeatInterval, c.SessionTimeout/5)
 	duration(&c.RebalanceTimeout, 30*time.Second)
 	duration(&c.CommitInterval, 200*time.Millisecond)
+	duration(&c.RefreshInterval, 5*time.Second)
 	number(&c.Window, 64)
 	number(&c.WindowBytes, 4<<20)
 	number(&c.FetchBytes, 1<<20)

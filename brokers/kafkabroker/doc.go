@@ -10,6 +10,19 @@
 // partition, so that a batch that fails is not overtaken by the next one, which
 // kafka.Writer cannot promise.
 //
+// What is consumed is a list of topics, a pattern of their names, or a fixed list
+// of partitions without a membership; see [Config]. Connections may use TLS and SASL
+// by PLAIN (over TLS only), SCRAM and OAUTHBEARER.
+//
+// # No transactions
+//
+// Messages of transactions are read as they should be: what is open waits, what was
+// aborted is hidden. A Publisher has none of its own. kafka-go has requests for
+// them, but sends a batch without the producer's id, so the broker appends it
+// outside the transaction, where it stays visible after an abort. Beside, a
+// transaction of Kafka's does not cover the effect in your database; the key in the
+// handler's transaction does.
+//
 // # Defaults
 //
 //   - Session time-out 10 s, heartbeat every 2 s: a consumer that was killed is
@@ -21,6 +34,8 @@
 //     kafka-go sends no heartbeats once a generation has ended.
 //   - Window of 64 unsettled messages and 4 MiB for each partition: enough to
 //     hide the way to the broker, and what a slow handler can pile up is bounded.
+//   - A fetch takes 1 MiB of a partition and waits for half a second if there is
+//     nothing: larger ones are hardly faster, and are memory for each partition.
 //   - Offsets are committed at most 200 ms after progress: they only decide how
 //     much is delivered again after a crash, all of which is recognised.
 //

@@ -2,6 +2,7 @@ package kafkabroker_test
 
 import (
 	"context"
+	"crypto/tls"
 	"log/slog"
 
 	"github.com/unecho/unecho/brokers/kafkabroker"
@@ -46,4 +47,16 @@ func ExampleCreateTopic() {
 	if err := kafkabroker.CreateTopic(context.Background(), []string{"127.0.0.1:9092"}, "orders", 6); err != nil {
 		slog.Error("create topic", "error", err)
 	}
+}
+
+// A token is asked for at each connection; whoever gives it out keeps it as long
+// as it is valid.
+func ExampleOAuthBearer() {
+	var source func(ctx context.Context) (string, error) // such as of golang.org/x/oauth2
+	c := kafkabroker.PublisherConfig{Brokers: []string{"broker:9093"}, TLS: &tls.Config{MinVersion: tls.VersionTLS12},
+		SASL: kafkabroker.OAuthBearer(func(ctx context.Context) (string, error) { return source(ctx) })}
+	p, err := kafkabroker.NewPublisher(c)
+	fmt.Println(c.SASL.Name(), err)
+	_ = p.Close()
+	// Output: OAUTHBEARER <nil>
 }

@@ -252,8 +252,7 @@ func (s *Source) offsetOf(ctx context.Context, topic string, partition int, star
 	if start == Newest {
 		req = kafka.LastOffsetOf(partition)
 	}
-	c := &kafka.Client{Addr: s.addr, Transport: s.transport, Timeout: 10 * time.Second}
-	res, err := c.ListOffsets(ctx, &kafka.ListOffsetsRequest{IsolationLevel: s.c.isolation(), Topics: map[string][]kafka.OffsetRequest{topic: {req}}})
+	res, err := s.client().ListOffsets(ctx, &kafka.ListOffsetsRequest{IsolationLevel: s.c.isolation(), Topics: map[string][]kafka.OffsetRequest{topic: {req}}})
 	if err != nil {
 		return 0, err
 	}

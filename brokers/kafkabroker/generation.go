@@ -18,13 +18,19 @@ import (
 // Its fields are guarded by Source.mu.
 type generation struct {
 	s         *Source
-	k         *kafka.Generation
+	k         committer
 	parts     []*partition
 	draining  bool
 	stopping  chan struct{}
 	lost      chan struct{}
 	moved     chan struct{} // a token: something was settled
 	committed map[*partition]int64
+}
+
+// committer commits offsets for the group, as long as the partitions are ours. It
+// is a *kafka.Generation, where they are those of a member.
+type committer interface {
+	CommitOffsets(offsets map[string]map[int]int64) error
 }
 
 // partition is one partition of a generation.
@@ -40,10 +46,10 @@ type partition struct {
 	pin    bool     // commit begin although nothing was consumed
 }
 
-func (s *Source) newGeneration(k *kafka.Generation) *generation {
+func (s *Source) newGeneration(k committer, assignments map[string][]kafka.PartitionAssignment) *generation {
 	g := &generation{s: s, k: k, stopping: make(chan struct{}), lost: make(chan struct{}),
 		moved: make(chan struct{}, 1), committed: make(map[*partition]int64)}
-	for topic, assigned := range k.Assignments {
+	for topic, assigned := range assignments {
 		for _, a := range assigned {
 			p := &partition{gen: g, topic: topic, id: a.ID, at: a.Offset}
 			p.track.read = a.Offset

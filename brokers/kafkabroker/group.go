@@ -18,20 +18,61 @@ const (
 	leavePause   = 100 * time.Millisecond
 )
 
+// consume is the life of the source: it consumes what it is to, until ctx is done.
+func (s *Source) consume(ctx context.Context) {
+	if s.c.Partitions != nil {
+		s.assigned(ctx)
+		return
+	}
+	topics := s.c.Topics
+	for ctx.Err() == nil {
+		if s.c.Pattern == nil {
+			s.member(ctx, topics)
+			return
+		}
+		if topics = s.matching(ctx); topics == nil {
+			return
+		}
+		while, changed := context.WithCancel(ctx)
+		watched := make(chan struct{})
+		go func() {
+			defer close(watched)
+			defer changed()
+			s.watch(while, topics)
+		}()
+		s.member(while, topics)
+		changed()
+		<-watched
+	}
+}
+
+// member is a member of the group with these topics, until ctx is done.
+func (s *Source) member(ctx context.Context, topics []string) {
+	group, err := kafka.NewConsumerGroup(s.c.group(topics))
+	if err != nil {
+		s.fail(fmt.Errorf("kafkabroker: %w", err))
+		return
+	}
+	s.generations(ctx, group)
+	if err := group.Close(); err != nil {
+		s.c.OnError(fmt.Errorf("kafkabroker: leave the group: %w", err))
+	}
+}
+
 // generations joins the group again and again until ctx is done.
-func (s *Source) generations(ctx context.Context) {
+func (s *Source) generations(ctx context.Context, group *kafka.ConsumerGroup) {
 	var member string // of the last generation
 	leaver := &leaver{s: s}
 	defer leaver.stop()
 	for ctx.Err() == nil {
-		gen, err := s.group.Next(ctx)
+		gen, err := group.Next(ctx)
 		switch {
 		case ctx.Err() != nil || errors.Is(err, kafka.ErrGroupClosed):
 			return
 		case err == nil:
 			leaver.stop()
 			member = gen.MemberID
-			g := s.newGeneration(gen)
+			g := s.newGeneration(gen, gen.Assignments)
 			gen.Start(g.run)
 		case errors.Is(err, kafka.RebalanceInProgress):
 			// The member is alive and joins again by itself.

@@ -18,10 +18,20 @@ import (
 // only compacted. It needs the right to describe the topics' configuration. What
 // a segment keeps longer than that, because younger records are in it, is not
 // counted.
+//
+// With a Pattern it is about the topics that there are, and says nothing if
+// there is none.
 func (s *Source) Horizon(ctx context.Context) (brokers.Horizon, error) {
 	client := &kafka.Client{Addr: s.addr, Transport: s.transport}
 	req := &kafka.DescribeConfigsRequest{}
-	for _, topic := range s.c.Topics {
+	topics, err := s.topics(ctx)
+	if err != nil {
+		return brokers.Horizon{}, fmt.Errorf("kafkabroker: look for topics: %w: %w", brokers.ErrUnavailable, err)
+	}
+	if len(topics) == 0 {
+		return brokers.Horizon{}, nil
+	}
+	for _, topic := range topics {
 		req.Resources = append(req.Resources, kafka.DescribeConfigRequestResource{
 			ResourceType: kafka.ResourceTypeTopic, ResourceName: topic, ConfigNames: []string{"retention.ms", "cleanup.policy"},
 		})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 
 	"github.com/segmentio/kafka-go"
@@ -12,15 +13,15 @@ import (
 	"github.com/unecho/unecho/brokers/internal/receive"
 )
 
-// Source consumes topics as a member of a consumer group. It implements
-// brokers.Source. The lane of a delivery is its partition.
+// Source consumes topics as a member of a consumer group, or a fixed list of
+// partitions. It implements brokers.Source. The lane of a delivery is its
+// partition.
 type Source struct {
 	c         Config
 	addr      net.Addr
 	transport *kafka.Transport
-	group     *kafka.ConsumerGroup
 
-	stop context.CancelFunc // ends the loop of generations
+	stop context.CancelFunc // ends the loop
 	loop chan struct{}      // closed when it has ended
 
 	mu      sync.Mutex
@@ -41,25 +42,17 @@ func NewSource(c Config) (*Source, error) {
 	}
 	s := &Source{c: c, addr: kafka.TCP(c.Brokers...), transport: transport(c.ClientID, c.TLS, c.SASL),
 		loop: make(chan struct{}), changed: make(chan struct{})}
-	s.group, err = kafka.NewConsumerGroup(kafka.ConsumerGroupConfig{
-		ID: c.GroupID, Brokers: c.Brokers, Topics: c.Topics, Dialer: c.dialer(),
-		GroupBalancers:        []kafka.GroupBalancer{kafka.RangeGroupBalancer{}, kafka.RoundRobinGroupBalancer{}},
-		HeartbeatInterval:     c.HeartbeatInterval,
-		SessionTimeout:        c.SessionTimeout,
-		RebalanceTimeout:      c.RebalanceTimeout,
-		JoinGroupBackoff:      joinBackoff,
-		WatchPartitionChanges: true, // without it a topic that is missing at the join stays unassigned for ever
-		StartOffset:           kafka.FirstOffset,
-		Timeout:               dialTimeout,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("kafkabroker: %w", err)
+	if c.Partitions == nil {
+		group := c.group(slices.Concat(c.Topics, []string{anyTopic}))
+		if err := group.Validate(); err != nil {
+			return nil, fmt.Errorf("kafkabroker: %w", err)
+		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stop = cancel
 	go func() {
 		defer close(s.loop)
-		s.generations(ctx)
+		s.consume(ctx)
 	}()
 	return s, nil
 }
@@ -177,16 +170,10 @@ func (s *Source) Close() error {
 		s.gen.progress() // a drain that waits need not any more
 	}
 	s.mu.Unlock()
-	if !first {
-		<-s.loop
-		return nil
-	}
 	s.stop()
-	err := s.group.Close()
 	<-s.loop
-	s.transport.CloseIdleConnections()
-	if err != nil {
-		return fmt.Errorf("kafkabroker: close: %w", err)
+	if first {
+		s.transport.CloseIdleConnections()
 	}
 	return nil
 }
