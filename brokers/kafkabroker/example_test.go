@@ -3,6 +3,7 @@ package kafkabroker_test
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"log/slog"
 
 	"github.com/unecho/unecho/brokers/kafkabroker"
