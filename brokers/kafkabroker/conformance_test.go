@@ -12,6 +12,7 @@ import (
 	"github.com/unecho/unecho/brokers"
 	"github.com/unecho/unecho/brokers/brokertest"
 	"github.com/unecho/unecho/internal/planted"
+	"github.com/unecho/unecho/internal/proc"
 	"github.com/unecho/unecho/internal/testenv"
 )
 
@@ -94,6 +95,15 @@ func TestConformanceEmulated(t *testing.T) {
 
 func TestConformance(t *testing.T) {
 	brokertest.Run(t, func(t testing.TB) brokertest.Fixture { return openReal(t, 4) })
+}
+
+// The same on three brokers: that a request goes to the right one does not show on
+// one.
+func TestConformanceCluster(t *testing.T) {
+	addrs := proc.Addrs(proc.StartKafkaCluster(t))
+	brokertest.Run(t, func(t testing.TB) brokertest.Fixture {
+		return &fixture{brokers: addrs, topic: testenv.TopicAt(t, addrs, 4, 3)}
+	})
 }
 
 // What became of the messages behind a stuck one is only seen after a restart:

@@ -11,6 +11,7 @@ import (
 
 	"github.com/unecho/unecho/brokers"
 	"github.com/unecho/unecho/brokers/brokertest"
+	"github.com/unecho/unecho/internal/proc"
 	"github.com/unecho/unecho/internal/testenv"
 )
 
@@ -79,12 +80,17 @@ func (f *fixture) Revoke(t testing.TB, src brokers.Source) {
 
 func open(t testing.TB, url string) *fixture {
 	t.Helper()
+	return openReplicated(t, url, 1)
+}
+
+func openReplicated(t testing.TB, url string, replicas int) *fixture {
+	t.Helper()
 	f := &fixture{url: url, stream: testenv.Name("S"), ackWait: 2 * time.Second}
 	js, err := jetstream.New(f.connect(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: f.stream, Subjects: []string{f.stream + ".>"}})
+	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: f.stream, Subjects: []string{f.stream + ".>"}, Replicas: replicas})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,4 +131,10 @@ func TestConformanceEmbedded(t *testing.T) {
 
 func TestConformance(t *testing.T) {
 	brokertest.Run(t, func(t testing.TB) brokertest.Fixture { return open(t, testenv.NATS(t)) })
+}
+
+// The same on three servers, with streams of three replicas.
+func TestConformanceR3(t *testing.T) {
+	url := proc.StartNATSCluster(t)[0].URL
+	brokertest.Run(t, func(t testing.TB) brokertest.Fixture { return openReplicated(t, url, 3) })
 }

@@ -10,6 +10,28 @@
 // orders the publishes of one Publisher and is not carried, and an empty body is
 // received as empty, never as null.
 //
+// Requests of core NATS come from a [RequestSource], and their stored reply goes to
+// whichever of several equal requests came last.
+//
+// # Order
+//
+// To have the events of a key in order and several keys at once, let the stream put
+// each key into a partition, and make each partition a durable of its own:
+//
+//	js.CreateStream(ctx, jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders.*"},
+//		SubjectTransform: &jetstream.SubjectTransformConfig{Source: "orders.*", Destination: "orders.{{partition(8,1)}}.{{wildcard(1)}}"}})
+//	natsbroker.Config{Stream: "ORDERS", Durable: "billing-3", Subjects: []string{"orders.3.*"}, MaxAckPending: 1}
+//
+// The key is the last token of the subject that is published to. With MaxAckPending 1
+// nothing of a partition is delivered behind what is not acknowledged, by however
+// many members; tested with failures and members that come and go.
+//
+// # Connecting
+//
+// [Connect] takes options of nats.go: UserCredentials for a file of credentials,
+// NkeyOptionFromSeed, RootCAs and ClientCert for TLS, TLSHandshakeFirst for servers
+// that begin with it. All of them are tested.
+//
 // # Defaults
 //
 //   - AckWait 30 s, and a heartbeat (in progress) every third of it for every
@@ -26,6 +48,8 @@
 // syncs every two minutes, and loses on power failure what it acknowledged since.
 // Set sync_interval to always in the server's configuration, or replicate the
 // stream, and keep sent rows in the outbox for long enough to publish them again.
+// [CheckSync] asks a server's monitoring endpoint, which alone can tell, and
+// [CheckSubjects] finds subjects without a stream, or with one that keeps nothing.
 //
 // # Invariants
 //

@@ -75,7 +75,9 @@ func (s *Source) consumer(existed bool) error {
 		}
 	case errors.Is(err, jetstream.ErrConsumerNotFound) && existed && s.c.FailIfDeleted:
 		return fmt.Errorf("%w: %s of stream %s", ErrDeleted, s.c.Durable, s.c.Stream)
-	case !errors.Is(err, jetstream.ErrConsumerNotFound):
+	case errors.Is(err, jetstream.ErrConsumerNotFound):
+		have.DeliverPolicy = s.deliver(existed)
+	default:
 		return fmt.Errorf("natsbroker: consumer %s of stream %s: %w", s.c.Durable, s.c.Stream, err)
 	}
 	// What is not ours to say stays: where it starts, its description, its limits.
@@ -86,6 +88,16 @@ func (s *Source) consumer(existed bool) error {
 		return fmt.Errorf("natsbroker: set up consumer %s of stream %s: %w", s.c.Durable, s.c.Stream, err)
 	}
 	return nil
+}
+
+// deliver is where a consumer that is made begins. One that somebody has deleted
+// begins with the oldest message: where it was is not known any more, and what is
+// done is recognised.
+func (s *Source) deliver(existed bool) jetstream.DeliverPolicy {
+	if s.c.Start == Newest && !existed {
+		return jetstream.DeliverNewPolicy
+	}
+	return jetstream.DeliverAllPolicy
 }
 
 // refuse answers for a consumer that cannot keep our promises and cannot be

@@ -25,6 +25,9 @@ type Config struct {
 	Durable string
 	// Subjects are the subjects of the stream to consume. Defaults to all.
 	Subjects []string
+	// Start is where the consumer begins, if it is created here; one that exists
+	// stays where it is. Defaults to Oldest.
+	Start Start
 	// AckWait is after how long without a heartbeat the server delivers again.
 	// Defaults to 30 s, the least is 100 ms.
 	AckWait time.Duration
@@ -49,6 +52,18 @@ type Config struct {
 	// Defaults to none.
 	OnError func(error)
 }
+
+// Start says where a consumer begins.
+type Start int
+
+const (
+	// Oldest begins at the oldest message of the stream.
+	Oldest Start = iota
+	// Newest begins behind the newest message there is when the consumer is
+	// created. The server keeps that, so a crash before the first message does not
+	// move it.
+	Newest
+)
 
 // ErrDeleted: the consumer was deleted on the server.
 var ErrDeleted = errors.New("natsbroker: the consumer was deleted")

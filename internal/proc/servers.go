@@ -3,6 +3,7 @@ package proc
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
@@ -48,14 +49,22 @@ func (s *Server) Ready() {
 	ready(s.t, s.Process, 60*time.Second, s.probe)
 }
 
+// freePort is a port that nobody listens on. It is below those that the kernel
+// gives to outgoing connections: one of them could have it by the time that the server
+// is started, or while it is down.
 func freePort(t testing.TB) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		port := 20000 + rand.N(12000)
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err != nil {
+			continue
+		}
+		_ = l.Close()
+		return port
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port
+	t.Fatal("there is no free port")
+	return 0
 }
 
 // postgresDir is a folder that the user postgres can reach, which one below the
