@@ -42,6 +42,22 @@ type Revoker interface {
 	Revoke(t testing.TB, src brokers.Source)
 }
 
+// Slow is an optional power of a [Fixture]: how long a delivery is held to show that
+// signs of life keep it, such as three times that after which the broker gives it to
+// another source if there are none.
+type Slow interface{ HoldFor() time.Duration }
+
+// AckLoser is an optional power of a [Fixture]: from now on the broker does not
+// hear of what is acknowledged by src, and src does not know that.
+type AckLoser interface {
+	LoseAcks(t testing.TB, src brokers.Source)
+}
+
+// Restarter is an optional power of a [Fixture]: the broker is killed, without a
+// chance to say or write anything, and started again with what it had written. It is back, or coming
+// back, when Restart returns.
+type Restarter interface{ Restart(t testing.TB) }
+
 // Case is one case of the suite.
 type Case struct {
 	Name string
@@ -74,6 +90,9 @@ func Cases() []Case {
 		{"receive after close", receiveAfterClose},
 		{"close with deliveries in hand", closeBusy},
 		{"B21 a lost delivery is not settled", lost},
+		{"B20 a slow handler keeps its delivery", slow},
+		{"B22 an acknowledgement that gets lost", lostAck},
+		{"a broker that is killed loses nothing", restart},
 		{"prefetch is bounded", prefetch},
 		{"B40 an oversized message harms nobody else", oversized},
 		{"a missing topic is told", missingTopic},

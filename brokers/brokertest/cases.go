@@ -311,6 +311,88 @@ func lost(t testing.TB, f Fixture) {
 	settledOnce(t, 1, src)
 }
 
+// What is in hand is nobody else's, however long it takes: another source of the
+// group gets nothing, where its coming does not want everything back.
+func slow(t testing.TB, f Fixture) {
+	s, ok := f.(Slow)
+	if !ok {
+		t.Skip("this fixture holds nothing for long")
+	}
+	events(t, f, 1, "k")
+	src := f.Source(t, "g")
+	d := next(t, src)
+	other := src
+	if d.Lane == "" {
+		other = f.Source(t, "g")
+	}
+	none(t, other, s.HoldFor())
+	if d.Lost != nil {
+		select {
+		case <-d.Lost:
+			t.Fatal("the delivery is lost although its source lives")
+		default:
+		}
+	}
+	ack(t, src, d)
+	closeSource(t, src)
+	none(t, f.Source(t, "g"), 300*time.Millisecond)
+}
+
+// A delivery whose acknowledgement did not arrive comes again, to whoever is there
+// then.
+func lostAck(t testing.TB, f Fixture) {
+	l, ok := f.(AckLoser)
+	if !ok {
+		t.Skip("this fixture loses no acknowledgements")
+	}
+	events(t, f, 1, "k")
+	src := f.Source(t, "g")
+	d := next(t, src)
+	want := id(t, d)
+	l.LoseAcks(t, src)
+	ack(t, src, d)
+	closeSource(t, src)
+	again := f.Source(t, "g")
+	d = next(t, again)
+	if got := id(t, d); got != want {
+		t.Errorf("received %s, want %s again", got, want)
+	}
+	ack(t, again, d)
+	closeSource(t, again)
+	none(t, f.Source(t, "g"), 300*time.Millisecond)
+}
+
+// What was confirmed before the broker was killed is delivered, what was
+// acknowledged before may come again, and publishing goes on.
+func restart(t testing.TB, f Fixture) {
+	r, ok := f.(Restarter)
+	if !ok {
+		t.Skip("this fixture's broker is everybody's")
+	}
+	p, src := f.Publisher(t), f.Source(t, "g")
+	publish(t, p, Event(f.Topic(), "a", 0), Event(f.Topic(), "a", 1), Event(f.Topic(), "a", 2))
+	ack(t, src, next(t, src))
+	next(t, src) // in hand when it happens
+	r.Restart(t)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for p.Publish(ctx, []*envelope.Message{Event(f.Topic(), "b", 0)}).Err() != nil {
+		if ctx.Err() != nil {
+			t.Fatal("nothing can be published after the restart")
+		}
+		time.Sleep(50 * time.Millisecond) // an unknown one is published again, and may be there twice
+	}
+	want := map[string]bool{"a-1": true, "a-2": true, "b-0": true}
+	for len(want) > 0 {
+		d, err := src.Receive(ctx)
+		if err != nil {
+			t.Fatalf("after the restart %v did not come: %v", want, err)
+		}
+		delete(want, id(t, d))
+		_ = src.Ack(ctx, d)
+	}
+}
+
 func prefetch(t testing.TB, f Fixture) {
 	src := f.Source(t, "g")
 	d, ok := src.(brokers.Demander)

@@ -73,6 +73,34 @@ func (f *fixture) Revoke(t testing.TB, src brokers.Source) {
 	}
 }
 
+// LoseAcks has commits of src's generation reach nobody.
+func (f *fixture) LoseAcks(_ testing.TB, src brokers.Source) {
+	s := src.(*Source)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gen.k = deaf{}
+}
+
+type deaf struct{}
+
+func (deaf) CommitOffsets(map[string]map[int]int64) error { return nil }
+
+// patient is a fixture on which a delivery is held for three sessions.
+type patient struct{ *fixture }
+
+func (f patient) HoldFor() time.Duration { return 3 * f.config("").SessionTimeout }
+
+// own is a fixture whose broker is this test's.
+type own struct {
+	*fixture
+	server *proc.Server
+}
+
+func (f own) Restart(testing.TB) {
+	f.server.Kill()
+	f.server.Boot()
+}
+
 func openFake(t testing.TB, partitions int) *fixture {
 	t.Helper()
 	topic := testenv.Name("t-")
@@ -94,7 +122,25 @@ func TestConformanceEmulated(t *testing.T) {
 }
 
 func TestConformance(t *testing.T) {
-	brokertest.Run(t, func(t testing.TB) brokertest.Fixture { return openReal(t, 4) })
+	brokertest.Run(t, func(t testing.TB) brokertest.Fixture { return patient{openReal(t, 4)} })
+}
+
+// The case that wants a broker of its own.
+func TestConformanceRestart(t *testing.T) {
+	server := proc.StartKafka(t)
+	addrs := []string{server.Addr}
+	n := 0
+	for _, c := range brokertest.Cases() {
+		if strings.Contains(c.Name, "killed") {
+			n++
+			t.Run(c.Name, func(t *testing.T) {
+				c.Func(t, own{&fixture{brokers: addrs, topic: testenv.TopicAt(t, addrs, 4, 1)}, server})
+			})
+		}
+	}
+	if n == 0 {
+		t.Error("there is no such case")
+	}
 }
 
 // The same on three brokers: that a request goes to the right one does not show on

@@ -2,6 +2,8 @@ package membroker
 
 import (
 	"context"
+	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -40,6 +42,15 @@ func (f *fixture) Publisher(testing.TB) brokers.Publisher { return f.publisher(f
 
 func (f *fixture) Revoke(testing.TB, brokers.Source) { f.Rebalance("t", "g") }
 
+// LoseAcks loses the next acknowledgement.
+func (f *fixture) LoseAcks(testing.TB, brokers.Source) {
+	var once sync.Once
+	f.SetFaults(Faults{DropAck: func(*brokers.Delivery) (drop bool) {
+		once.Do(func() { drop = true })
+		return drop
+	}})
+}
+
 func TestConformance(t *testing.T) {
 	brokertest.Run(t, func(t testing.TB) brokertest.Fixture { return open(t) })
 }
@@ -64,6 +75,10 @@ func TestPlanted(t *testing.T) {
 		"lost delivery acknowledged": func(f *fixture) {
 			f.source = func(s brokers.Source) brokers.Source { return hidesLost{s.(*Source)} }
 		},
+		"what was acknowledged is thought to have arrived": func(f *fixture) {
+			acked := &sync.Map{}
+			f.source = func(s brokers.Source) brokers.Source { return remembers{s.(*Source), acked} }
+		},
 		"unbounded prefetch": func(f *fixture) {
 			f.source = func(s brokers.Source) brokers.Source { return unbounded{s.(*Source)} }
 		},
@@ -86,6 +101,36 @@ func TestPlanted(t *testing.T) {
 			})
 		}
 		t.Run(name, func(t *testing.T) { planted.Caught(t, "brokertest/"+name, runs...) })
+	}
+}
+
+// remembers acknowledges again whatever its group was sent once.
+type remembers struct {
+	*Source
+	acked *sync.Map // by group and position
+}
+
+func (s remembers) place(d *brokers.Delivery) string {
+	return fmt.Sprintf("%p %s", s.g, d.Message.Position)
+}
+
+func (s remembers) Ack(ctx context.Context, d *brokers.Delivery) error {
+	s.acked.Store(s.place(d), true)
+	return s.Source.Ack(ctx, d)
+}
+
+func (s remembers) Receive(ctx context.Context) (*brokers.Delivery, error) {
+	for {
+		d, err := s.Source.Receive(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if _, known := s.acked.Load(s.place(d)); !known {
+			return d, nil
+		}
+		if err := s.Source.Ack(ctx, d); err != nil {
+			return nil, err
+		}
 	}
 }
 

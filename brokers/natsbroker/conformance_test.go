@@ -2,6 +2,7 @@ package natsbroker
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -78,6 +79,47 @@ func (f *fixture) Revoke(t testing.TB, src brokers.Source) {
 	set(false)
 }
 
+// LoseAcks sends the answers to what src has in hand to nobody.
+func (f *fixture) LoseAcks(_ testing.TB, src brokers.Source) {
+	s := src.(*Source)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.open {
+		c.msg.Reply = nats.NewInbox()
+	}
+}
+
+// patient is a fixture on which a delivery is held for three times AckWait.
+type patient struct{ *fixture }
+
+func (f patient) HoldFor() time.Duration { return 3 * f.ackWait }
+
+// own is a fixture whose server is this test's.
+type own struct {
+	*fixture
+	server *proc.Server
+}
+
+func (f own) Restart(testing.TB) {
+	f.server.Kill()
+	f.server.Boot()
+}
+
+// The case that wants a server of its own.
+func TestConformanceRestart(t *testing.T) {
+	server := proc.StartNATS(t)
+	n := 0
+	for _, c := range brokertest.Cases() {
+		if strings.Contains(c.Name, "killed") {
+			n++
+			t.Run(c.Name, func(t *testing.T) { c.Func(t, own{open(t, server.URL), server}) })
+		}
+	}
+	if n == 0 {
+		t.Error("there is no such case")
+	}
+}
+
 func open(t testing.TB, url string) *fixture {
 	t.Helper()
 	return openReplicated(t, url, 1)
@@ -130,7 +172,7 @@ func TestConformanceEmbedded(t *testing.T) {
 }
 
 func TestConformance(t *testing.T) {
-	brokertest.Run(t, func(t testing.TB) brokertest.Fixture { return open(t, testenv.NATS(t)) })
+	brokertest.Run(t, func(t testing.TB) brokertest.Fixture { return patient{open(t, testenv.NATS(t))} })
 }
 
 // The same on three servers, with streams of three replicas.
