@@ -62,7 +62,7 @@ func headers(t testing.TB, f Fixture) {
 
 func nullBody(t testing.TB, f Fixture) {
 	if _, ok := f.(NullBody); !ok {
-		t.Skip("the broker has no null")
+		t.Skip("n/a: the broker has no null")
 	}
 	null, empty := Event(f.Topic(), "k", 1), Event(f.Topic(), "k", 2)
 	null.Body, empty.Body = nil, []byte{}
@@ -161,7 +161,7 @@ func nackedComesBack(t testing.TB, f Fixture) {
 	src := f.Source(t, "g")
 	nacker, ok := src.(brokers.Nacker)
 	if !ok {
-		t.Skip("the broker cannot wait")
+		t.Skip("n/a: the broker cannot wait")
 	}
 	d := next(t, src)
 	const after = 700 * time.Millisecond
@@ -291,7 +291,7 @@ func closeBusy(t testing.TB, f Fixture) {
 func lost(t testing.TB, f Fixture) {
 	r, ok := f.(Revoker)
 	if !ok {
-		t.Skip("claims of this broker cannot be taken away on demand")
+		t.Skip("n/a: claims of this broker cannot be taken away on demand")
 	}
 	events(t, f, 1, "k")
 	src := f.Source(t, "g")
@@ -316,7 +316,7 @@ func lost(t testing.TB, f Fixture) {
 func slow(t testing.TB, f Fixture) {
 	s, ok := f.(Slow)
 	if !ok {
-		t.Skip("this fixture holds nothing for long")
+		t.Skip("n/a: this fixture holds nothing for long")
 	}
 	events(t, f, 1, "k")
 	src := f.Source(t, "g")
@@ -343,7 +343,7 @@ func slow(t testing.TB, f Fixture) {
 func lostAck(t testing.TB, f Fixture) {
 	l, ok := f.(AckLoser)
 	if !ok {
-		t.Skip("this fixture loses no acknowledgements")
+		t.Skip("n/a: this fixture loses no acknowledgements")
 	}
 	events(t, f, 1, "k")
 	src := f.Source(t, "g")
@@ -367,7 +367,7 @@ func lostAck(t testing.TB, f Fixture) {
 func restart(t testing.TB, f Fixture) {
 	r, ok := f.(Restarter)
 	if !ok {
-		t.Skip("this fixture's broker is everybody's")
+		t.Skip("n/a: this fixture's broker is everybody's")
 	}
 	p, src := f.Publisher(t), f.Source(t, "g")
 	publish(t, p, Event(f.Topic(), "a", 0), Event(f.Topic(), "a", 1), Event(f.Topic(), "a", 2))
@@ -397,7 +397,7 @@ func prefetch(t testing.TB, f Fixture) {
 	src := f.Source(t, "g")
 	d, ok := src.(brokers.Demander)
 	if !ok {
-		t.Skip("the source has a bound of its own")
+		t.Skip("n/a: the source has a bound of its own")
 	}
 	d.Demand(3)
 	events(t, f, 10, "k")
@@ -417,7 +417,7 @@ func prefetch(t testing.TB, f Fixture) {
 func oversized(t testing.TB, f Fixture) {
 	o, ok := f.(Oversize)
 	if !ok {
-		t.Skip("the broker refuses no size")
+		t.Skip("n/a: the broker refuses no size")
 	}
 	msgs := []*envelope.Message{Event(f.Topic(), "a", 0), Event(f.Topic(), "b", 0), Event(f.Topic(), "c", 0), Event(f.Topic(), "", 0)}
 	msgs[1].Body = bytes.Repeat([]byte("x"), o.Oversize())
@@ -436,7 +436,7 @@ func oversized(t testing.TB, f Fixture) {
 func missingTopic(t testing.TB, f Fixture) {
 	o, ok := f.(MissingTopic)
 	if !ok {
-		t.Skip("topics need not exist")
+		t.Skip("n/a: topics need not exist")
 	}
 	good, lost := Event(f.Topic(), "a", 0), Event(o.MissingTopic(), "a", 0)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -453,7 +453,7 @@ func missingTopic(t testing.TB, f Fixture) {
 func blocked(t testing.TB, f Fixture) {
 	o, ok := f.(Oversize)
 	if !ok {
-		t.Skip("the broker refuses nothing")
+		t.Skip("n/a: the broker refuses nothing")
 	}
 	msgs := []*envelope.Message{Event(f.Topic(), "a", 0), Event(f.Topic(), "a", 1), Event(f.Topic(), "a", 2), Event(f.Topic(), "b", 0)}
 	msgs[1].Body = bytes.Repeat([]byte("x"), o.Oversize())
