@@ -7,7 +7,7 @@ SERVICES := ./internal/services/services.sh
 LINT_VERSION := v2.15.0
 LINT := .services/bin/golangci-lint-$(LINT_VERSION)
 
-.PHONY: test quick vet lint planted conformance linear walk e2e services services-stop services-status services-reset
+.PHONY: test quick vet lint planted conformance brokers linear walk e2e services services-stop services-status services-reset
 
 ## test: start the services, and run everything, with the race detector; a missing service is a failure
 test: services vet
@@ -41,6 +41,14 @@ planted: services
 ## conformance: the suite of the dedupe stores on every driver; prints drivers and cases, and fails on a skipped one
 conformance: services
 	@set -o pipefail; UNECHO_REQUIRE_SERVICES=1 go test -json -count=1 -timeout 20m -run 'Conformance' ./dedupe/... | go run ./internal/conformance
+
+## brokers: the suite of the broker adapters on every broker, case by case; the wire; kills and rebalances; and the
+## list of what clients and brokers really do, with the test that shows that it is minded
+brokers: services
+	@set -o pipefail; { UNECHO_REQUIRE_SERVICES=1 go test -json -count=1 -timeout 20m ./brokers/... ./internal/wire; \
+		UNECHO_REQUIRE_SERVICES=1 go test -json -count=1 -timeout 20m -run 'Crash$$|Storm' ./internal/e2e; } | \
+		tee .services/brokers.log | go run ./internal/conformance -matrix -traps internal/conformance/traps.txt; status=$$?; \
+	grep -oE '(CRASH|STORM) [^"]*' .services/brokers.log | sed 's/\\n//'; exit $$status
 
 ## linear: 600 histories of concurrent clients, lost answers and expiries on each store, checked for linearizability, and
 ## long random sequences by the same model

@@ -28,10 +28,22 @@ type config struct {
 	Kafka  struct {
 		Brokers         []string `koanf:"brokers"`
 		MaxMessageBytes int      `koanf:"max_message_bytes"`
+		TLS             string   `koanf:"tls"`
+		CAFile          string   `koanf:"ca_file"`
+		CertFile        string   `koanf:"cert_file"`
+		KeyFile         string   `koanf:"key_file"`
+		SASL            string   `koanf:"sasl"`
+		Username        string   `koanf:"username"`
+		PasswordFile    string   `koanf:"password_file"`
 	} `koanf:"kafka"`
 	NATS struct {
 		URL         string `koanf:"url"`
 		Credentials string `koanf:"credentials_file"`
+		NKeyFile    string `koanf:"nkey_file"`
+		CAFile      string `koanf:"ca_file"`
+		CertFile    string `koanf:"cert_file"`
+		KeyFile     string `koanf:"key_file"`
+		TLSFirst    string `koanf:"tls_first"`
 	} `koanf:"nats"`
 	Mode  string `koanf:"mode"`
 	Relay struct {

@@ -3,18 +3,14 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/nats-io/nats.go"
 
-	"github.com/unecho/unecho/brokers"
-	"github.com/unecho/unecho/brokers/kafkabroker"
-	"github.com/unecho/unecho/brokers/natsbroker"
-	"github.com/unecho/unecho/envelope"
 	"github.com/unecho/unecho/internal/migrate"
 	"github.com/unecho/unecho/outbox"
 	"github.com/unecho/unecho/outbox/pgoutbox"
@@ -25,6 +21,11 @@ func run(ctx context.Context, c *config, stderr io.Writer) error {
 	if err := c.checkBroker(); err != nil {
 		return err
 	}
+	pub, done, err := publisher(c) // which waits for no broker, and reads files
+	if err != nil {
+		return &usageError{fmt.Errorf("configuration: %w", err)}
+	}
+	defer done()
 	log := logger(c, stderr)
 	pool, err := connect(ctx, c)
 	if err != nil {
@@ -38,11 +39,6 @@ func run(ctx context.Context, c *config, stderr io.Writer) error {
 		}
 		return err
 	}
-	pub, done, err := publisher(c)
-	if err != nil {
-		return err
-	}
-	defer done()
 	log.Info("relay starts", "broker", c.Broker, "version", version())
 	err = outbox.NewRelay(pgoutbox.NewStore(pool, o), pub, c.relayOptions(log)).Run(ctx)
 	log.Info("relay stops")
@@ -63,36 +59,6 @@ func ready(ctx context.Context, log *slog.Logger, pool *pgxpool.Pool, o *pgoutbo
 		return struct{}{}, err
 	}, backoff.WithMaxElapsedTime(0))
 	return err
-}
-
-// publisher connects to the broker. done closes the publisher and what it
-// stands on.
-func publisher(c *config) (pub brokers.Publisher, done func(), err error) {
-	mode := envelope.Binary
-	if c.Mode == "structured" {
-		mode = envelope.Structured
-	}
-	if c.Broker == "kafka" {
-		p, err := kafkabroker.NewPublisher(kafkabroker.PublisherConfig{Brokers: c.Kafka.Brokers, MaxMessageBytes: c.Kafka.MaxMessageBytes, Mode: mode, ClientID: "unecho-relay"})
-		if err != nil {
-			return nil, nil, err
-		}
-		return p, func() { _ = p.Close() }, nil
-	}
-	opts := []nats.Option{nats.Name("unecho-relay")}
-	if c.NATS.Credentials != "" {
-		opts = append(opts, nats.UserCredentials(c.NATS.Credentials))
-	}
-	nc, err := natsbroker.Connect(c.NATS.URL, opts...)
-	if err != nil {
-		return nil, nil, err
-	}
-	p, err := natsbroker.NewPublisher(nc, natsbroker.PublisherConfig{Mode: mode})
-	if err != nil {
-		nc.Close()
-		return nil, nil, err
-	}
-	return p, func() { _ = p.Close(); nc.Close() }, nil
 }
 
 func (c *config) relayOptions(log *slog.Logger) *outbox.RelayOptions {

@@ -1,11 +1,15 @@
 // Command conformance reads what `go test -json` says of conformance tests and
-// prints a table of drivers and cases. It fails if a case has failed, or was
-// skipped for any other reason than that it does not apply.
+// prints a table of drivers and cases, or with -matrix all cases of all drivers. With
+// -traps it also prints a list of traps and what became of the tests that are
+// named for each. It fails if a case or a test has failed, or was skipped for any
+// other reason than that it does not apply.
 package main
 
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -25,31 +29,57 @@ type event struct {
 type driver struct {
 	passed, failed, skipped []string
 	notApplicable           map[string]int // by reason
+	na                      []string
 	took                    time.Duration
 }
 
 func main() {
-	report, err := read(os.Stdin)
-	if err != nil {
+	matrix := flag.Bool("matrix", false, "print every case of every driver")
+	traps := flag.String("traps", "", "a file with traps and their tests")
+	flag.Parse()
+	if err := run(*matrix, *traps); err != nil {
 		fmt.Fprintln(os.Stderr, "conformance:", err)
-		os.Exit(1)
-	}
-	table, ok := report.table()
-	fmt.Print(table)
-	if !ok {
 		os.Exit(1)
 	}
 }
 
+var errNotWell = errors.New("not all is well")
+
+func run(matrix bool, traps string) error {
+	report, err := read(os.Stdin)
+	if err != nil {
+		return err
+	}
+	if matrix {
+		fmt.Print(report.matrix())
+	}
+	table, ok := report.table()
+	fmt.Print(table)
+	if traps != "" {
+		list, err := readTraps(traps)
+		if err != nil {
+			return err
+		}
+		text, well := report.traps(list)
+		fmt.Print(text)
+		ok = ok && well
+	}
+	if !ok {
+		return errNotWell
+	}
+	return nil
+}
+
 type report struct {
 	drivers  map[string]*driver
-	packages []string // that failed
+	packages []string          // that failed
+	tests    map[string]string // what became of them, by package and name
 }
 
 func read(from io.Reader) (*report, error) {
 	ends := map[string]event{} // of tests, by package and name
 	outputs := map[string]string{}
-	r := &report{drivers: map[string]*driver{}}
+	r := &report{drivers: map[string]*driver{}, tests: map[string]string{}}
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -65,15 +95,22 @@ func read(from io.Reader) (*report, error) {
 			r.packages = append(r.packages, e.Package)
 		case e.Test != "" && (e.Action == "pass" || e.Action == "fail" || e.Action == "skip"):
 			ends[id] = e
+			r.tests[lastPart(e.Package)+"/"+e.Test] = e.Action
 		}
 	}
 	for id, e := range ends {
-		if !hasChildren(ends, id) {
+		switch {
+		case hasChildren(ends, id):
+		case strings.Contains(e.Test, "Conformance"):
 			r.add(e, outputs[id])
+		case e.Action == "fail":
+			r.packages = append(r.packages, lastPart(e.Package)+" "+e.Test)
 		}
 	}
 	return r, lines.Err()
 }
+
+func lastPart(pkg string) string { return pkg[strings.LastIndexByte(pkg, '/')+1:] }
 
 func hasChildren(ends map[string]event, id string) bool {
 	for other := range ends {
@@ -90,7 +127,7 @@ func (r *report) add(e event, output string) {
 	if i := strings.LastIndexByte(e.Test, '/'); i >= 0 {
 		parent, name = e.Test[:i], e.Test[i+1:]
 	}
-	key := e.Package[strings.LastIndexByte(e.Package, '/')+1:] + " " + strings.TrimPrefix(parent, "Test")
+	key := lastPart(e.Package) + " " + strings.TrimPrefix(parent, "Test")
 	d := r.drivers[key]
 	if d == nil {
 		d = &driver{notApplicable: map[string]int{}}
@@ -106,6 +143,7 @@ func (r *report) add(e event, output string) {
 	case na:
 		reason, _, _ = strings.Cut(reason, "\n")
 		d.notApplicable[reason]++
+		d.na = append(d.na, name)
 	default:
 		d.skipped = append(d.skipped, name)
 	}
