@@ -27,6 +27,9 @@ func (s *Source) pull() {
 			s.await(status)
 			continue
 		}
+		if s.stale.Swap(false) {
+			known = false
+		}
 		if !known {
 			if err := s.consumer(existed); err != nil {
 				if s.hopeless(err) {

@@ -417,6 +417,42 @@ func TestExistingConsumerIsAdjusted(t *testing.T) {
 	}
 }
 
+// Somebody limits the deliveries of a consumer that is at work: the message that the server
+// gives up is told, and the limit is taken away again.
+func TestGivenUpIsTold(t *testing.T) {
+	f := open(t, embedded(t))
+	told := make(chan error, 10)
+	c := f.config("g")
+	c.OnError = func(err error) { told <- err }
+	s := f.source(t, c)
+	f.produce(t, 1)
+	d := next(t, s)
+	limited := f.info(t, "g").Config
+	limited.MaxDeliver = 1
+	if _, err := f.js(t).UpdateConsumer(t.Context(), f.stream, limited); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Return(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-told:
+		if !errors.Is(err, ErrGivenUp) || !strings.Contains(err.Error(), "sequence 1 ") {
+			t.Errorf("told %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("nothing is told")
+	}
+	within(t, func() bool { return f.info(t, "g").Config.MaxDeliver == -1 })
+	f.produce(t, 1) // and what comes next has no limit
+	for range 3 {
+		d := next(t, s)
+		if err := s.Return(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestStreamThatAppearsLater(t *testing.T) {
 	f := open(t, embedded(t))
 	js := f.js(t)

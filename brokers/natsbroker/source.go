@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -89,6 +90,7 @@ type Source struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 
+	stale  atomic.Bool   // the consumer may not be as we want it any more
 	ponged chan struct{} // has one whenever pong has moved on
 
 	mu      sync.Mutex
@@ -134,6 +136,7 @@ func NewSource(nc *nats.Conn, c Config) (*Source, error) {
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.wg.Go(s.pull)
 	s.wg.Go(s.heartbeats)
+	s.wg.Go(s.advisories)
 	return s, nil
 }
 
