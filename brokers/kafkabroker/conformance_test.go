@@ -117,6 +117,10 @@ func openReal(t testing.TB, partitions int) *fixture {
 	return &fixture{brokers: testenv.Kafka(t), topic: testenv.Topic(t, partitions)}
 }
 
+// Where the emulated Kafka is known to differ from the real one: it answers a fetch of
+// offsets for a group that does not exist with GROUP_ID_NOT_FOUND, where the real one
+// says that there are none; it compacts nothing, keeps one replica, and serves at
+// once. What depends on that runs on the real one alone.
 func TestConformanceEmulated(t *testing.T) {
 	brokertest.Run(t, func(t testing.TB) brokertest.Fixture { return openFake(t, 4) })
 }

@@ -66,7 +66,7 @@ func (s *Source) consumer(existed bool) error {
 	ctx, cancel := context.WithTimeout(s.ctx, requestTimeout)
 	defer cancel()
 	var have jetstream.ConsumerConfig
-	cons, err := s.js.Consumer(ctx, s.c.Stream, s.c.Durable)
+	cons, err := s.look(ctx)
 	switch {
 	case err == nil:
 		have = cons.CachedInfo().Config
@@ -91,6 +91,14 @@ func (s *Source) consumer(existed bool) error {
 		return fmt.Errorf("natsbroker: set up consumer %s of stream %s: %w", s.c.Durable, s.c.Stream, err)
 	}
 	return nil
+}
+
+// look asks for the consumer. It asks briefly: while nobody leads nobody answers,
+// and who comes to lead has not heard the question.
+func (s *Source) look(ctx context.Context) (jetstream.Consumer, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	return s.js.Consumer(ctx, s.c.Stream, s.c.Durable)
 }
 
 // deliver is where a consumer that is made begins. One that somebody has deleted
@@ -220,6 +228,9 @@ func (r *request) run(status <-chan nats.Status) error {
 		case <-silent.C:
 			r.leave()
 			return errors.New("no heartbeat of the server")
+		case <-r.s.elected: // it may have gone with the old leader
+			r.leave()
+			return nil
 		case <-status: // the request went with the connection
 			r.leave()
 			return nil
