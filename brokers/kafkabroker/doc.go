@@ -59,6 +59,8 @@
 //   - After a broken connection kafka-go forgets its member id and joins as a
 //     new member, while the coordinator waits for the old one to time out. So
 //     the source leaves the group for the old id, until that is answered.
+//   - How many partitions there are is counted before the join whose assignment
+//     they decide, so that what appears in between is noticed.
 //   - A broken connection is not a lost generation: a commit that met one is
 //     tried again.
 package kafkabroker

@@ -48,19 +48,21 @@ func (s *Source) consume(ctx context.Context) {
 
 // member is a member of the group with these topics, until ctx is done.
 func (s *Source) member(ctx context.Context, topics []string) {
+	sizes := &sizes{s: s, topics: topics}
+	sizes.known = sizes.ask(ctx) // before the first join, which begins at once
 	group, err := kafka.NewConsumerGroup(s.c.group(topics))
 	if err != nil {
 		s.fail(fmt.Errorf("kafkabroker: %w", err))
 		return
 	}
-	s.generations(ctx, group)
+	s.generations(ctx, group, sizes)
 	if err := group.Close(); err != nil {
 		s.c.OnError(fmt.Errorf("kafkabroker: leave the group: %w", err))
 	}
 }
 
 // generations joins the group again and again until ctx is done.
-func (s *Source) generations(ctx context.Context, group *kafka.ConsumerGroup) {
+func (s *Source) generations(ctx context.Context, group *kafka.ConsumerGroup, sizes *sizes) {
 	var member string // of the last generation
 	leaver := &leaver{s: s}
 	defer leaver.stop()
@@ -74,6 +76,7 @@ func (s *Source) generations(ctx context.Context, group *kafka.ConsumerGroup) {
 			member = gen.MemberID
 			g := s.newGeneration(gen, gen.Assignments)
 			gen.Start(g.run)
+			gen.Start(sizes.watch)
 		case errors.Is(err, kafka.RebalanceInProgress):
 			// The member is alive and joins again by itself.
 		case fatal(err):

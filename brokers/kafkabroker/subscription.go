@@ -40,15 +40,13 @@ const anyTopic = "any"
 func (c Config) group(topics []string) kafka.ConsumerGroupConfig {
 	return kafka.ConsumerGroupConfig{
 		ID: c.GroupID, Brokers: c.Brokers, Topics: topics, Dialer: c.dialer(),
-		GroupBalancers:         []kafka.GroupBalancer{kafka.RangeGroupBalancer{}, kafka.RoundRobinGroupBalancer{}},
-		HeartbeatInterval:      c.HeartbeatInterval,
-		SessionTimeout:         c.SessionTimeout,
-		RebalanceTimeout:       c.RebalanceTimeout,
-		JoinGroupBackoff:       joinBackoff,
-		WatchPartitionChanges:  true, // without it a topic that is missing at the join stays unassigned for ever
-		PartitionWatchInterval: c.RefreshInterval,
-		StartOffset:            kafka.FirstOffset,
-		Timeout:                dialTimeout,
+		GroupBalancers:    []kafka.GroupBalancer{kafka.RangeGroupBalancer{}, kafka.RoundRobinGroupBalancer{}},
+		HeartbeatInterval: c.HeartbeatInterval,
+		SessionTimeout:    c.SessionTimeout,
+		RebalanceTimeout:  c.RebalanceTimeout,
+		JoinGroupBackoff:  joinBackoff,
+		StartOffset:       kafka.FirstOffset,
+		Timeout:           dialTimeout,
 	}
 }
 
@@ -119,6 +117,76 @@ func (s *Source) watch(ctx context.Context, topics []string) {
 			}
 		}
 	}
+}
+
+// sizes are how many partitions the topics of a member have; none is a topic that
+// is not there. A change is a rebalance.
+//
+// kafka-go can watch for that, and must not:
+//
+//	the group is joined while a topic is missing, and nobody gets its partitions
+//	the topic is created
+//	kafka-go counts for the first time, and sees no change from then on
+//
+// and as long as the topic is missing it joins again and again without a pause,
+// which disturbs the topics that are there. Here what is known is older than the
+// join, always.
+type sizes struct {
+	s      *Source
+	topics []string
+	known  map[string]int // nil if nobody could be asked
+}
+
+// ask counts; nil if that is not possible now.
+func (z *sizes) ask(ctx context.Context) map[string]int {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	res, err := z.s.client().Metadata(ctx, &kafka.MetadataRequest{Topics: z.topics})
+	if err != nil {
+		return nil
+	}
+	n := make(map[string]int)
+	for _, t := range res.Topics {
+		switch {
+		case t.Error == nil:
+			n[t.Name] = len(t.Partitions)
+		case !errors.Is(t.Error, kafka.UnknownTopicOrPartition):
+			return nil // such as without a leader yet
+		}
+	}
+	return n
+}
+
+// watch returns when the sizes have changed, which ends the generation, or when
+// that has ended. That something is gone is believed when it was seen twice: a broker
+// that has just been started may not know of all.
+func (z *sizes) watch(ctx context.Context) {
+	for missed := 0; ctx.Err() == nil; {
+		pause(ctx, z.s.c.RefreshInterval)
+		now := z.ask(ctx)
+		switch {
+		case now == nil:
+			continue
+		case z.known != nil && maps.Equal(now, z.known):
+			missed = 0
+			continue
+		case shrunk(z.known, now):
+			if missed++; missed < 2 {
+				continue
+			}
+		}
+		z.known = now
+		return
+	}
+}
+
+func shrunk(before, now map[string]int) bool {
+	for topic, n := range before {
+		if now[topic] < n {
+			return true
+		}
+	}
+	return false
 }
 
 // assigned consumes a fixed list of partitions until ctx is done, as one
