@@ -73,8 +73,12 @@ func ExampleNewRequestSource() {
 		return
 	}
 	handler := consumer.WrapReply("quotes", memdedupe.NewStore(nil),
-		func(_ context.Context, _ *memdedupe.Tx, m *envelope.Message) ([]byte, error) { return []byte("42"), nil },
-		func(ctx context.Context, m *envelope.Message, r dedupe.Result) error { return src.Reply(ctx, m, r.Reply) }, nil)
+		func(_ context.Context, _ *memdedupe.Tx, m *envelope.Message) ([]byte, error) {
+			return []byte("42"), nil
+		},
+		func(ctx context.Context, m *envelope.Message, r dedupe.Result) error {
+			return src.Reply(ctx, m, r.Reply)
+		}, nil)
 	_ = consumer.Run(context.Background(), src, handler, &consumer.RunOptions{MaxAttempts: 1,
 		DeadLetter: func(ctx context.Context, f *consumer.Failure) error { return src.Refuse(ctx, f.Message, 500, f.Reason) }})
 }
