@@ -46,7 +46,7 @@ conformance: services
 ## list of what clients and brokers really do, with the test that shows that it is minded
 brokers: services
 	@set -o pipefail; { UNECHO_REQUIRE_SERVICES=1 go test -json -count=1 -timeout 20m ./brokers/... ./internal/wire; \
-		UNECHO_REQUIRE_SERVICES=1 go test -json -count=1 -timeout 20m -run 'Crash$$|Storm' ./internal/e2e; } | \
+		UNECHO_FULL=1 UNECHO_REQUIRE_SERVICES=1 go test -json -count=1 -timeout 20m -run 'Crash$$|Storm' ./internal/e2e; } | \
 		tee .services/brokers.log | go run ./internal/conformance -matrix -traps internal/conformance/traps.txt; status=$$?; \
 	grep -oE '(CRASH|STORM) [^"]*' .services/brokers.log | sed 's/\\n//'; exit $$status
 
@@ -62,9 +62,9 @@ linear: services
 walk:
 	go test -count=1 -v -run '^TestWalk$$' ./internal/walk
 
-## e2e: the end-to-end runs alone, with their figures
+## e2e: the end-to-end runs alone, with their figures, and with all kills
 e2e: services
-	UNECHO_REQUIRE_SERVICES=1 go test -race -count=1 -v -timeout 20m ./internal/e2e
+	UNECHO_FULL=1 UNECHO_REQUIRE_SERVICES=1 go test -race -count=1 -v -timeout 30m ./internal/e2e
 
 services:
 	@$(SERVICES) up

@@ -23,12 +23,12 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-const (
-	crashes = 10
-	// backWithin is how soon after the broker serves again the first effect
-	// must be there.
-	backWithin = 3 * time.Second
-)
+// backWithin is how soon after the broker serves again the first effect must be
+// there.
+const backWithin = 3 * time.Second
+
+// crashes are how often a broker is killed: three times, and ten in `make brokers`.
+func crashes(t testing.TB) int { return full(t, 3, 10) }
 
 // TestKafkaCrash kills the broker under load. Nothing may be lost or doubled,
 // and consumption must be back soon after the broker is, not one session
@@ -100,7 +100,7 @@ func crash(t *testing.T, nodes []*proc.Server, topic string, pub brokers.Publish
 	}()
 	orders := 0
 	var backs, gaps []time.Duration
-	for round := range crashes {
+	for round := range crashes(t) {
 		before := s.effects()
 		produced := make(chan error, 1)
 		go func() { produced <- s.produce(ctx, crashBatch) }()
@@ -135,7 +135,7 @@ func crash(t *testing.T, nodes []*proc.Server, topic string, pub brokers.Publish
 	}
 	s.check(orders)
 	p50, p99 := quantiles(backs)
-	t.Logf("CRASH %s: kills=%d orders=%d, consumption back after the broker p50=%v p99=%v", t.Name(), crashes, orders, p50, p99)
+	t.Logf("CRASH %s: kills=%d orders=%d, consumption back after the broker p50=%v p99=%v", t.Name(), crashes(t), orders, p50, p99)
 	if p99 > backWithin {
 		t.Errorf("consumption was back %v after the broker, want within %v", p99, backWithin)
 	}

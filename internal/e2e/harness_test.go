@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -171,3 +172,13 @@ func (s *shop) produce(ctx context.Context, n int) error {
 
 // pause waits for a random time up to d.
 func pause(d time.Duration) { time.Sleep(rand.N(d)) }
+
+// full chooses how much a run does: some in `make test`, which has other things to
+// do, and all of it where UNECHO_FULL is set, as `make brokers` does.
+func full[T any](t testing.TB, some, all T) T {
+	t.Helper()
+	if os.Getenv("UNECHO_FULL") != "" {
+		return all
+	}
+	return some
+}

@@ -29,7 +29,6 @@ const (
 	stormPartitions = 6
 	stormWorkers    = 16
 	stormEvery      = 2 * time.Second
-	stormFor        = time.Minute
 )
 
 // storm is a group whose members come and go.
@@ -59,7 +58,7 @@ func TestKafkaStorm(t *testing.T) {
 	if _, err := s.pool.Exec(t.Context(), "create table done (id text not null, part int not null, place bigint not null)"); err != nil {
 		t.Fatal(err)
 	}
-	begin := time.Now()
+	begin, last := time.Now(), full(t, 20*time.Second, time.Minute)
 	stop := make(chan struct{})
 	published, watched := make(chan int, 1), make(chan int, 1)
 	go func() { published <- s.publish(stop) }()
@@ -68,7 +67,7 @@ func TestKafkaStorm(t *testing.T) {
 		s.join()
 	}
 	changes := 0
-	for time.Since(begin) < stormFor {
+	for time.Since(begin) < last {
 		time.Sleep(stormEvery) // the storm's own pace
 		if len(s.members) < stormMembers || len(s.members) == stormMembers && changes%2 == 1 {
 			s.join()
