@@ -187,14 +187,15 @@ func laterAck(t testing.TB, f Fixture) {
 	for range 10 {
 		ds = append(ds, next(t, src))
 	}
-	for _, d := range ds[1:] { // 0 still runs
+	want := id(t, ds[0])
+	for _, d := range ds[1:] { // the first still runs
 		ack(t, src, d)
 	}
 	closeSource(t, src)
 	again := f.Source(t, "g")
 	d := next(t, again)
-	if got := id(t, d); got != "k-0" {
-		t.Errorf("k-0 is lost: %s came first", got)
+	if got := id(t, d); got != want {
+		t.Errorf("%s is lost: %s came first", want, got)
 	}
 	ack(t, again, d)
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/nats-io/nats.go"
 )
@@ -20,16 +19,14 @@ var ErrGivenUp = errors.New("natsbroker: the server has given a message up")
 const (
 	advisoryMaxDeliveries = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES."
 	advisoryTerminated    = "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED."
-	advisoryElected       = "$JS.EVENT.ADVISORY.CONSUMER.LEADER_ELECTED."
 )
 
 // advisories is the net below the settings: a consumer of ours has no limit of
-// deliveries, and terminates nothing. It also hears of new leaders sooner than
-// missed heartbeats tell. It needs the permission to subscribe, and is without use
-// where it has none.
+// deliveries, and terminates nothing. It needs the permission to subscribe, and is
+// without use where it has none.
 func (s *Source) advisories() {
 	heard := make(chan *nats.Msg, 64) // what does not fit is dropped, as any advisory may be
-	for _, prefix := range []string{advisoryMaxDeliveries, advisoryTerminated, advisoryElected} {
+	for _, prefix := range []string{advisoryMaxDeliveries, advisoryTerminated} {
 		sub, err := s.nc.ChanSubscribe(prefix+s.c.Stream+"."+s.c.Durable, heard)
 		if err != nil {
 			return // the connection is closed, which the puller finds out
@@ -39,23 +36,10 @@ func (s *Source) advisories() {
 	for {
 		select {
 		case m := <-heard:
-			if strings.HasPrefix(m.Subject, advisoryElected) {
-				s.newLeader()
-			} else {
-				s.givenUp(m)
-			}
+			s.givenUp(m)
 		case <-s.ctx.Done():
 			return
 		}
-	}
-}
-
-// newLeader has the puller ask the new leader of the consumer: a pull request that the
-// old one had went with it, and not every old one can say so.
-func (s *Source) newLeader() {
-	select {
-	case s.elected <- struct{}{}:
-	default:
 	}
 }
 

@@ -228,9 +228,6 @@ func (r *request) run(status <-chan nats.Status) error {
 		case <-silent.C:
 			r.leave()
 			return errors.New("no heartbeat of the server")
-		case <-r.s.elected: // it may have gone with the old leader
-			r.leave()
-			return nil
 		case <-status: // the request went with the connection
 			r.leave()
 			return nil

@@ -91,9 +91,8 @@ type Source struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 
-	stale   atomic.Bool   // the consumer may not be as we want it any more
-	elected chan struct{} // has one when the consumer has a new leader
-	ponged  chan struct{} // has one whenever pong has moved on
+	stale  atomic.Bool   // the consumer may not be as we want it any more
+	ponged chan struct{} // has one whenever pong has moved on
 
 	mu      sync.Mutex
 	bound   int
@@ -134,7 +133,7 @@ func NewSource(nc *nats.Conn, c Config) (*Source, error) {
 		return nil, fmt.Errorf("natsbroker: %w", err)
 	}
 	s := &Source{nc: nc, js: js, c: c, bound: c.MaxInFlight, open: make(map[*claim]bool), changed: make(chan struct{}),
-		ponged: make(chan struct{}, 1), elected: make(chan struct{}, 1)}
+		ponged: make(chan struct{}, 1)}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.wg.Go(s.pull)
 	s.wg.Go(s.heartbeats)
