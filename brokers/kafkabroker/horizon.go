@@ -22,7 +22,6 @@ import (
 // With a Pattern it is about the topics that there are, and says nothing if
 // there is none.
 func (s *Source) Horizon(ctx context.Context) (brokers.Horizon, error) {
-	client := &kafka.Client{Addr: s.addr, Transport: s.transport}
 	req := &kafka.DescribeConfigsRequest{}
 	topics, err := s.topics(ctx)
 	if err != nil {
@@ -36,7 +35,7 @@ func (s *Source) Horizon(ctx context.Context) (brokers.Horizon, error) {
 			ResourceType: kafka.ResourceTypeTopic, ResourceName: topic, ConfigNames: []string{"retention.ms", "cleanup.policy"},
 		})
 	}
-	res, err := client.DescribeConfigs(ctx, req)
+	res, err := s.client().DescribeConfigs(ctx, req)
 	if err != nil {
 		return brokers.Horizon{}, fmt.Errorf("kafkabroker: describe the topics: %w: %w", brokers.ErrUnavailable, err)
 	}
