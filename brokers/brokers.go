@@ -3,6 +3,7 @@ package brokers
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"time"
 
@@ -83,6 +84,16 @@ type Nacker interface {
 // configuration wins.
 type Demander interface {
 	Demand(workers int)
+}
+
+// Sharer is an optional power of a [Source] with lanes: it divides the deliveries
+// that may be unsettled among its lanes, so that a lane whose deliveries are not
+// settled holds its own share, and never all of them.
+type Sharer interface {
+	// Share tells how many deliveries may be unsettled over all lanes. Called at
+	// most once, before the first Receive. A bound set in the adapter's own
+	// configuration holds beside it.
+	Share(unsettled int)
 }
 
 // Forever is a [Horizon] without an end.
@@ -179,6 +190,9 @@ var (
 	// accept this message: it is too large, its subject is not valid, it is
 	// not authorised. Nothing was stored. Park it.
 	ErrRejected = errors.New("brokers: the message was rejected")
+	// ErrTooLarge matches ErrRejected: the message is larger than the topic or
+	// the server allows. A smaller form of it may be taken.
+	ErrTooLarge = fmt.Errorf("%w: it is too large", ErrRejected)
 	// ErrNoRoute: the topic or stream does not exist, or not yet. Nothing was
 	// stored. Other topics are not concerned; try again later.
 	ErrNoRoute = errors.New("brokers: no such topic or stream")

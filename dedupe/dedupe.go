@@ -85,6 +85,8 @@ type Store[S any] interface {
 	//   - ErrUnavailable: the store could not be reached, was shutting down
 	//     or is not set up, before, after or while fn ran. Nothing is
 	//     committed.
+	//   - ErrBusy: no connection of the pool was free in time. Nothing is
+	//     committed.
 	//   - ErrContention: the transaction lost against others as often as it
 	//     was run. Nothing is committed.
 	//   - ErrScope: fn left its transaction aborted, ended it, or kept it
@@ -105,6 +107,22 @@ type Store[S any] interface {
 	Once(ctx context.Context, c Claim, fn func(ctx context.Context, scope S) (reply []byte, err error)) (Result, error)
 }
 
+// Prober is an optional power of a [Store]: it can be asked how it is.
+type Prober interface {
+	// Probe claims a key of its own, as Once does, and undoes that. Nil means
+	// that the store serves, so that an error of another claim is about that
+	// claim; otherwise the error is what Once would have returned. It leaves
+	// nothing behind, and takes no longer than a claim.
+	Probe(ctx context.Context) error
+}
+
+// Bounded is an optional power of a [Store]: it has a pool of connections.
+type Bounded interface {
+	// MaxConcurrent is how many calls of Once can be at work at once, which is
+	// the size of the pool; 0 is no bound.
+	MaxConcurrent() int
+}
+
 var (
 	// ErrInProgress: somebody else holds the key and has not finished. The
 	// delivery must neither be acknowledged nor be counted as failed.
@@ -115,6 +133,9 @@ var (
 	// ErrUnavailable: the store is out of reach, or its tables are missing. No
 	// message is to blame.
 	ErrUnavailable = errors.New("dedupe: the store is unavailable")
+	// ErrBusy: every connection of the pool was in use for as long as the store
+	// waits. It is back-pressure and no outage; come back later.
+	ErrBusy = errors.New("dedupe: no connection of the pool was free in time")
 	// ErrContention: the transaction met serialization failures, deadlocks or
 	// lock time-outs in every one of its runs. No message is to blame; come
 	// back later.
