@@ -5,14 +5,13 @@ import (
 	"sync"
 )
 
-// maxRemembered bounds the counts that are kept for messages between their
-// deliveries. Forgetting one only gives its message more attempts.
+// maxRemembered bounds what is kept for messages between their deliveries.
+// Forgetting one only gives its message more attempts.
 const maxRemembered = 10_000
 
-// attempts remembers how often a message has failed here, over redeliveries by
-// a broker. The broker's own count will not do: it includes deliveries that
-// ended with an outage, a crash or a drain, and would turn those into dead
-// letters.
+// attempts remembers what is known of a message over redeliveries by a broker.
+// The broker's own count will not do: it includes deliveries that ended with an
+// outage, a crash or a drain, and would turn those into dead letters.
 type attempts struct {
 	mu     sync.Mutex
 	byPos  map[string]*list.Element
@@ -20,32 +19,50 @@ type attempts struct {
 }
 
 type attempt struct {
-	pos   string
-	count int
+	pos string
+	history
+}
+
+// history is what is known of a message.
+type history struct {
+	failures int     // of the handler on it
+	mind     *mind   // what the gate knows; nil is nothing
+	doomed   *ruling // it is for the dead letters, which have not taken it yet
+}
+
+// ruling is that a message is not to be tried again.
+type ruling struct {
+	class  Class
+	reason string
+	err    error
+}
+
+func (h history) empty() bool {
+	return h.failures == 0 && h.doomed == nil && (h.mind == nil || h.mind.records == nil)
 }
 
 func newAttempts() *attempts {
 	return &attempts{byPos: make(map[string]*list.Element), recent: list.New()}
 }
 
-func (a *attempts) get(pos string) int {
+func (a *attempts) get(pos string) history {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if e, ok := a.byPos[pos]; ok {
-		return e.Value.(*attempt).count
+		return e.Value.(*attempt).history
 	}
-	return 0
+	return history{}
 }
 
-func (a *attempts) set(pos string, n int) {
+func (a *attempts) set(pos string, h history) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if e, ok := a.byPos[pos]; ok {
-		e.Value.(*attempt).count = n
+		e.Value.(*attempt).history = h
 		a.recent.MoveToFront(e)
 		return
 	}
-	a.byPos[pos] = a.recent.PushFront(&attempt{pos, n})
+	a.byPos[pos] = a.recent.PushFront(&attempt{pos, h})
 	if a.recent.Len() > maxRemembered {
 		oldest := a.recent.Remove(a.recent.Back()).(*attempt)
 		delete(a.byPos, oldest.pos)

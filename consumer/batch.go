@@ -126,8 +126,9 @@ func eachOf[S any](name string, b dedupe.Batcher[S], h func(ctx context.Context,
 				it := items[i]
 				err := it.within(ctx, func(ctx context.Context) (err error) {
 					observe(ctx, Event{Step: StepHandle, Consumer: name, Position: it.m.Position})
+					trailOf(ctx).runs()
 					replies[n], err = h(withKey(ctx, it.claim.Key), scope, it.m)
-					return err
+					return ofHandler(err)
 				})
 				if err != nil {
 					return nil, &memberError{i, err}
@@ -172,10 +173,11 @@ func together(ctx, of context.Context, name string, items []item, fresh []int, h
 	for n, i := range fresh {
 		some[n] = items[i].m
 		observe(ctx, Event{Step: StepHandle, Consumer: name, Position: items[i].raw.Position})
+		trailOf(items[i].ctx).runs()
 	}
 	all := *items[fresh[0]].member
 	all.ctx = of
-	return all.within(ctx, func(ctx context.Context) error { return h(withKeysOf(ctx, items, fresh), some) })
+	return all.within(ctx, func(ctx context.Context) error { return ofHandler(h(withKeysOf(ctx, items, fresh), some)) })
 }
 
 // groups implements groupHandler.
@@ -275,6 +277,9 @@ func (g *group) set(from, to int, err error) {
 func (g *group) run(ctx context.Context, from, to int) error {
 	start := time.Now()
 	items := g.items[from:to]
+	for _, it := range items {
+		trailOf(it.ctx).asks(g.w.ref.key)
+	}
 	answers, err := g.w.each(ctx, items)
 	if err != nil {
 		observe(ctx, Event{Step: StepDecide, Consumer: g.w.name, Position: items[0].m.Position, Err: err, Took: time.Since(start)})
@@ -304,66 +309,149 @@ func (r *runner) checkBatch() error {
 	return nil
 }
 
-// settleGroup brings deliveries of one lane to their end, in order.
-func (r *runner) settleGroup(ctx context.Context, jobs []*job) {
-	for len(jobs) > 0 {
-		if len(jobs) == 1 {
-			jobs[0].run()
+// groupRun is a group on its way to the end of its deliveries.
+type groupRun struct {
+	*runner
+	lane    *lane
+	jobs    []*job // what is not elsewhere
+	unwatch map[*job]func() bool
+	settled bool
+}
+
+// watch ends the group's context with that of j.
+func (g *groupRun) watch(j *job, cancel context.CancelCauseFunc) {
+	g.jobs = append(g.jobs, j)
+	if g.unwatch == nil {
+		g.unwatch = make(map[*job]func() bool)
+	}
+	g.unwatch[j] = context.AfterFunc(j.ctx, func() { cancel(context.Cause(j.ctx)) })
+}
+
+// end ends what the group still has.
+func (g *groupRun) end() {
+	for _, j := range g.jobs {
+		g.unwatch[j]()
+		if !g.settled { // a handler ended its goroutine
+			j.giveBack()
+		}
+		j.end()
+	}
+}
+
+// settle brings the deliveries of a group to their end, in order. Where only the
+// order of keys counts, or none, what has to wait does so aside, with those of its
+// key, and the others go on.
+func (g *groupRun) settle(ctx context.Context) {
+	left := slices.Clone(g.jobs)
+	for {
+		left = g.sift(left)
+		if len(left) == 0 {
 			return
 		}
-		errs := r.tryGroup(ctx, jobs)
+		errs := g.try(ctx, left)
 		if errs == nil { // draining, or the source wants them back
-			for _, j := range jobs {
+			for _, j := range left {
 				j.giveBack()
 			}
 			return
 		}
 		n := 0
-		for n < len(jobs) && !errors.Is(errs[n], ErrNotRun) {
-			jobs[n].conclude(errs[n])
+		for n < len(left) && !errors.Is(errs[n], ErrNotRun) {
+			g.conclude(left[n], errs[n])
 			n++
 		}
-		jobs = jobs[n:]
+		left = left[n:]
 	}
 }
 
-// conclude settles a delivery by what its group has found, and alone if it is to
-// be tried again.
-func (j *job) conclude(err error) {
-	if cutShort(j.ctx, err) {
-		j.giveBack()
+// try is one try of all; nil if it is not to begin.
+func (g *groupRun) try(ctx context.Context, jobs []*job) []error {
+	if len(jobs) > 1 {
+		return g.tryGroup(ctx, jobs)
+	}
+	ran, err := jobs[0].try()
+	if !ran {
+		return nil
+	}
+	return []error{err}
+}
+
+// conclude settles one, or has it go on elsewhere.
+func (g *groupRun) conclude(j *job, err error) {
+	if err == nil || !g.mayPass(j) {
+		j.conclude(err)
 		return
 	}
-	if !j.judge(err) {
-		j.run()
-	}
+	g.aside(j, func(j *job) { j.conclude(err) })
+}
+
+// mayPass reports whether those behind j need not wait for it.
+func (g *groupRun) mayPass(j *job) bool { return g.o.Order != OrderByLane || j.d.Lane == "" }
+
+// sift takes out of a group what waits for others of its key, or is for the dead
+// letters already, and returns the rest.
+func (g *groupRun) sift(jobs []*job) []*job {
+	return slices.DeleteFunc(jobs, func(j *job) bool {
+		if !g.mayPass(j) {
+			return false
+		}
+		if j.doomed == nil && !g.isAside(j.d) && !g.deferrer.mayHold(j) {
+			return false
+		}
+		g.aside(j, (*job).run)
+		return true
+	})
+}
+
+// aside gives j away.
+func (g *groupRun) aside(j *job, work func(j *job)) {
+	g.unwatch[j]()
+	g.jobs = slices.DeleteFunc(g.jobs, func(o *job) bool { return o == j })
+	g.runner.aside(g.lane, j, work)
 }
 
 // tryGroup runs the handlers of a group once; nil if they are not to be started.
 // Its first answer is never ErrNotRun.
 func (r *runner) tryGroup(ctx context.Context, jobs []*job) []error {
 	first := jobs[0]
-	if !r.gate.enter(first.ctx, r.draining, first.d.Stopping) {
+	v, ok := r.gate.enter(first.ctx, first.mind, r.draining, first.d.Stopping)
+	if !ok {
 		return nil
 	}
+	defer r.gate.leave(v)
 	if !first.take(r.workers) {
-		r.gate.leave()
 		return nil
 	}
 	defer func() { <-r.workers }()
+	for _, j := range jobs {
+		j.trail.reset()
+		j.outage = testimony{}
+	}
 	errs := r.countedGroup(ctx, jobs, func(jobs []*job) []error { return r.handleGroup(ctx, jobs) })
-	if errs == nil {
-		r.gate.leave()
-		return nil
-	}
-	for _, err := range errs {
-		if err != nil && !errors.Is(err, ErrNotRun) {
-			first.report(err)
-			return errs
-		}
-	}
-	first.report(nil)
+	r.reportGroup(v, jobs, errs)
 	return errs
+}
+
+// reportGroup tells the gate what a group has met. Its transaction is one, so what
+// all of it has met is the word of one.
+func (r *runner) reportGroup(v visit, jobs []*job, errs []error) {
+	good, bad := false, false
+	for i, err := range errs {
+		j := jobs[i]
+		switch {
+		case errors.Is(err, ErrNotRun):
+			continue
+		case err == nil && !good:
+			good = true
+		case err != nil && !bad:
+			bad = true
+		default:
+			j.tries++
+			continue
+		}
+		j.tries++
+		j.report(visit{j.mind, v.began, v.probes}, err)
+	}
 }
 
 // handleGroup calls the handler. Each run of it has its time-out; what is around

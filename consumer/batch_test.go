@@ -290,7 +290,7 @@ func TestGroupWaitsOutAnOutage(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			if down && id == "4" {
-				return dedupe.ErrUnavailable
+				return Unavailable(errBoom)
 			}
 			return nil
 		})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"syscall"
 	"testing"
@@ -21,8 +22,23 @@ func TestClassify(t *testing.T) {
 		{nil, ClassNone},
 		{errBoom, ClassFailed},
 		{context.DeadlineExceeded, ClassFailed},
-		{&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, ClassUnavailable},
-		{&net.DNSError{IsTemporary: true}, ClassUnavailable},
+		// What a handler meets is about its message, whatever the network says.
+		{&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, ClassFailed},
+		{&net.OpError{Op: "read", Err: syscall.ECONNRESET}, ClassFailed},
+		{io.ErrUnexpectedEOF, ClassFailed},
+		{net.ErrClosed, ClassFailed},
+		{&net.DNSError{IsTemporary: true}, ClassFailed},
+		{fmt.Errorf("once: %w", ofHandler(fmt.Errorf("other store: %w", dedupe.ErrUnavailable))), ClassFailed},
+		{fmt.Errorf("once: %w", ofHandler(brokers.ErrUnavailable)), ClassFailed},
+		{fmt.Errorf("once: %w", ofHandler(dedupe.ErrInProgress)), ClassFailed},
+		{fmt.Errorf("once: %w", ofHandler(dedupe.ErrUnknownOutcome)), ClassFailed},
+		{fmt.Errorf("once: %w", ofHandler(dedupe.ErrContention)), ClassFailed},
+		{fmt.Errorf("once: %w", ofHandler(Permanent(errBoom))), ClassPermanent},
+		{fmt.Errorf("once: %w", ofHandler(Unavailable(errBoom))), ClassUnavailable},
+		{fmt.Errorf("%w: the connection went: %w", dedupe.ErrUnavailable, ofHandler(errBoom)), ClassUnavailable},
+		{errors.Join(ofHandler(errBoom), dedupe.ErrInProgress), ClassInProgress},
+		{&dedupe.HeldError{}, ClassInProgress},
+		{fmt.Errorf("x: %w", dedupe.ErrBusy), ClassContention},
 		{&net.DNSError{IsNotFound: true}, ClassFailed},
 		{fmt.Errorf("x: %w", brokers.ErrUnavailable), ClassUnavailable},
 		{fmt.Errorf("x: %w", dedupe.ErrLogReplaced), ClassUnavailable},

@@ -109,6 +109,21 @@ type Health struct {
 	// Stuck is what the source waits for before it receives more, where the
 	// source tells (brokers.Stalling).
 	Stuck []brokers.Stuck
+	// Waiting are messages that wait to be tried again, the oldest first, at most
+	// 100 of them. WaitingCount is how many there are.
+	Waiting      []Waiting
+	WaitingCount int
+	// NoPlace are messages that are for the dead letters and that no place takes,
+	// the oldest first, at most 100 of them. They are not acknowledged. Others
+	// go on.
+	NoPlace []Waiting
+	// Deferred is what waits in the place of RunOptions.Defer, as it was when the
+	// place was asked last.
+	Deferred DeferredHealth
+	// SmallPool says that the pool of the handler's store has fewer connections
+	// than RunOptions.Concurrency, so that handlers wait for each other; nil if
+	// it has not.
+	SmallPool error
 	// ShortRetention is what was accepted by AcceptShortRetention; nil if
 	// there was nothing to accept.
 	ShortRetention error
@@ -149,6 +164,10 @@ func (h Health) Ready() error {
 		return fmt.Errorf("consumer: held up since %s: %w", h.Since.UTC().Format(time.RFC3339), h.Outage)
 	case h.Paused:
 		return errors.New("consumer: paused")
+	case len(h.NoPlace) > 0:
+		w := h.NoPlace[0]
+		return fmt.Errorf("consumer: %d messages are for the dead letters and no place takes them, such as that at %s since %s: %w",
+			len(h.NoPlace), w.Position, w.Since.UTC().Format(time.RFC3339), w.Err)
 	case len(h.Stuck) > 0:
 		s := h.Stuck[0]
 		return fmt.Errorf("consumer: %d partitions wait for a message each, such as topic %s, partition %d, offset %d with %d behind it",
@@ -170,7 +189,14 @@ func (c *Control) Health() Health {
 	h.Since, h.Outage = r.gate.outage()
 	h.InFlight = int(r.unsettled.Load())
 	h.Running, h.Overdue = r.running.look(r.o.HandlerTimeout)
-	h.ShortRetention = r.accepted()
+	h.ShortRetention, h.SmallPool = r.accepted(), r.small
+	h.Waiting, h.NoPlace, h.WaitingCount = r.waits.look()
+	h.Deferred = r.deferrer.health()
+	for _, w := range h.Waiting {
+		if h.Outage == nil && w.Class == ClassUnavailable && !mayCharge(w.Err) { // its lane waits for a person
+			h.Since, h.Outage = w.Since, w.Err
+		}
+	}
 	if s, ok := r.src.(brokers.Stalling); ok {
 		h.Stuck = s.Stuck()
 	}

@@ -35,18 +35,23 @@ type permanentError struct{ err error }
 func (e *permanentError) Error() string { return e.err.Error() }
 func (e *permanentError) Unwrap() error { return e.err }
 
-// Unavailable marks an error as the outage of something that the handler needs,
-// such as another service: consumption pauses and probes until it is back, and
-// no attempt is spent. Outages of the store and of the brokers, and refused or
-// broken connections, are recognised without. Unavailable of nil is nil.
+// Unavailable marks an error as the outage of something that every message
+// needs, such as another service: when different messages meet it and none gets
+// through, consumption pauses and probes until it is back, and no attempt is
+// spent. One message that meets it while others are handled has failed: what only
+// some messages need is a [Dependency]. An outage of the store is recognised
+// without. Unavailable of nil is nil.
 func Unavailable(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &unavailableError{err}
+	return &unavailableError{err: err}
 }
 
-type unavailableError struct{ err error }
+type unavailableError struct {
+	err error
+	of  Dependency // empty: every message needs it
+}
 
 func (e *unavailableError) Error() string { return e.err.Error() }
 func (e *unavailableError) Unwrap() error { return e.err }

@@ -16,6 +16,9 @@ const (
 	// time than messages can come again, and that was accepted (Err says what),
 	// or the source could not be asked yet, and is asked again after Wait.
 	StepRetention Step = "retention"
+	// StepSmallPool: at the start, the pool of the handler's store has fewer
+	// connections than Concurrency (Err says so).
+	StepSmallPool Step = "small pool"
 	// StepReceive: the source handed a delivery over.
 	StepReceive Step = "receive"
 	// StepIdentify: the envelope was read, or could not be (Err).
@@ -31,9 +34,17 @@ const (
 	// delivery for which it would not have: of a duplicate or a conflict
 	// (Outcome), or of one that names no event (Err).
 	StepShadow Step = "shadow"
-	// StepRetry: the delivery is tried again after Wait, here or by the broker.
+	// StepRetry: the delivery is tried again after Wait, here, by the broker, or
+	// from the place where it waits.
 	StepRetry Step = "retry"
-	// StepPause: the store or a broker is out of reach, consumption pauses.
+	// StepDefer: the delivery was put into the place of RunOptions.Defer, to be
+	// tried again after Wait, or could not be (Err).
+	StepDefer Step = "defer"
+	// StepJoin: the delivery was put there behind others of its key, without a
+	// try, or could not be (Err).
+	StepJoin Step = "join"
+	// StepPause: something that messages need is out of reach, and they are held
+	// up.
 	StepPause Step = "pause"
 	// StepResume: it is back.
 	StepResume Step = "resume"

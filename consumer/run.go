@@ -53,8 +53,16 @@ type RunOptions struct {
 	// shorter time than messages can come again: what comes later than that is
 	// handled again. The Observer is told (StepRetention), and so is Health.
 	AcceptShortRetention bool
+	// Classify judges what handlers return: ClassFailed, ClassPermanent,
+	// ClassContention (later, and no attempt is spent) or ClassUnavailable. Any
+	// other answer, such as ClassNone, leaves it to the function [Classify]. It is
+	// not asked about what the store or the broker says, nor about messages that
+	// name no event. It must be safe for concurrent use. Defaults to no opinion.
+	Classify func(error) Class
 	// CrashLoop, if it has a Counter, dead-letters messages that end the process.
 	CrashLoop CrashLoop
+	// Defer, if it has a Place, has messages that fail wait outside of the log.
+	Defer Defer
 	// Batch, if it has a Max, commits in groups.
 	Batch Batch
 	// Control, if there is one, pauses this run and tells how it is.
@@ -106,6 +114,10 @@ func Run(ctx context.Context, src brokers.Source, h Handler, o *RunOptions) erro
 	if d, ok := src.(brokers.Demander); ok {
 		d.Demand(r.o.Concurrency)
 	}
+	if s, ok := src.(brokers.Sharer); ok {
+		s.Share(r.o.MaxInFlight)
+	}
+	r.checkPools(ctx)
 	detach, err := r.o.Control.attach(r)
 	if err != nil {
 		return errors.Join(err, src.Close())
@@ -114,7 +126,9 @@ func Run(ctx context.Context, src brokers.Source, h Handler, o *RunOptions) erro
 	if err := r.proveRetention(ctx); err != nil {
 		return errors.Join(err, src.Close())
 	}
+	stopDeferred := r.deferrer.start(ctx)
 	received := r.receive(ctx)
+	stopDeferred()
 	stuck := r.drain()
 	closed := src.Close()
 	switch {
@@ -138,15 +152,20 @@ func newRunner(src brokers.Source, h Handler, o *RunOptions) (*runner, error) {
 		return nil, errors.New("consumer: Run: RunOptions.DeadLetter is nil: say where messages go that cannot be handled, " +
 			"with consumer.DeadLetterTo(publisher, topic), or lose them with consumer.Discard")
 	}
-	r := &runner{src: src, h: h, o: *o, failures: newAttempts(), running: newRunning(), lanes: make(map[string]*lane), draining: make(chan struct{})}
+	r := &runner{src: src, h: h, o: *o, past: newAttempts(), running: newRunning(), waits: newWaits(),
+		lanes: make(map[string]*lane), stores: make(map[any]storeRef), draining: make(chan struct{})}
 	r.defaults()
+	r.home = brokerHome{r}
+	for _, ref := range refsOf(h) {
+		r.stores[ref.key] = ref
+	}
 	r.nacker, _ = src.(brokers.Nacker)
 	r.ordered = isOrdered(h)
 	r.gate = newGate(r.o.Backoff)
 	r.workers = make(chan struct{}, r.o.Concurrency)
 	r.inFlight = make(chan struct{}, r.o.MaxInFlight)
 	r.suspects = make(chan struct{}, 1)
-	return r, errors.Join(r.checkBatch(), r.checkOrder(), r.o.CrashLoop.check())
+	return r, errors.Join(r.checkBatch(), r.checkOrder(), r.o.CrashLoop.check(), r.checkDefer())
 }
 
 func (r *runner) defaults() {
@@ -183,11 +202,16 @@ type runner struct {
 	unsettled atomic.Int64 // deliveries that were received
 
 	gate     *gate
-	failures *attempts
-	workers  chan struct{} // a token for each handler that runs
-	suspects chan struct{} // a token for the suspect that runs, see CrashLoop
-	inFlight chan struct{} // a token for each delivery that is not settled
-	draining chan struct{} // closed when nothing is to be started any more
+	home     home // the broker
+	past     *attempts
+	waits    *waits
+	stores   map[any]storeRef // behind the handler
+	small    error            // a pool has fewer connections than there are workers
+	deferrer *deferrer        // nil unless messages are deferred
+	workers  chan struct{}    // a token for each handler that runs
+	suspects chan struct{}    // a token for the suspect that runs, see CrashLoop
+	inFlight chan struct{}    // a token for each delivery that is not settled
+	draining chan struct{}    // closed when nothing is to be started any more
 
 	base   context.Context         // of handlers: never ended by Run's ctx
 	cancel context.CancelCauseFunc // ends base, when the grace is over
@@ -212,7 +236,7 @@ func (r *runner) observed(ctx context.Context) context.Context {
 // cannot go on.
 func (r *runner) receive(ctx context.Context) error {
 	for {
-		if !r.gate.waitOpen(ctx) || !r.o.Control.waitResumed(ctx) {
+		if !r.gate.waitRoom(ctx, r.room) || !r.o.Control.waitResumed(ctx) {
 			return ctx.Err()
 		}
 		select {
@@ -232,6 +256,10 @@ func (r *runner) receive(ctx context.Context) error {
 		r.dispatch(d)
 	}
 }
+
+// room reports whether another delivery may be received during an outage: enough
+// of them that the probe goes round over different lanes and keys.
+func (r *runner) room() bool { return int(r.unsettled.Load()) < 2*r.o.Concurrency }
 
 // drain ends the run: see Run.
 func (r *runner) drain() error {

@@ -187,8 +187,8 @@ func TestB42OutageMakesNoDeadLetters(t *testing.T) {
 		most.Store(0)
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if n := calls.Load(); n < 100 || n > 600 {
-			t.Errorf("%d calls in an hour of outage, want a probe every 15 to 30 s", n)
+		if n := calls.Load(); n < 3000 || n > 7500 {
+			t.Errorf("%d calls in an hour of outage, want a probe every half to a whole second", n)
 		}
 		if most.Load() != 1 {
 			t.Errorf("%d probes at once, want 1", most.Load())

@@ -49,7 +49,8 @@ func WrapWatermark[S any](name string, st dedupe.Store[S], h func(ctx context.Co
 			it := items[i]
 			if err := it.within(ctx, func(ctx context.Context) error {
 				observe(ctx, Event{Step: StepHandle, Consumer: name, Position: it.raw.Position})
-				return sheltered(func() error { return h(withKey(ctx, it.claim.Key), scope, it.m) })
+				trailOf(ctx).runs()
+				return ofHandler(sheltered(func() error { return h(withKey(ctx, it.claim.Key), scope, it.m) }))
 			}); err != nil {
 				return &memberError{i, err}
 			}
@@ -88,6 +89,7 @@ func newWatermark[S any](name string, st dedupe.Store[S], o *Options, h func(ctx
 		panic("consumer: WrapWatermark: Options.Shadow is for Wrap: a position suppresses what is below it, or it is none")
 	}
 	w := &watermark{wrapped: &wrapped{name: name}}
+	w.ref = refTo(st, w)
 	if o != nil {
 		w.Options = *o
 	}
@@ -244,6 +246,7 @@ func (w *watermark) handleGroup(ctx context.Context, ms []*member) []error {
 // that was dead-lettered before is done; and in a log that was replaced nothing
 // is to be dead-lettered.
 func (w *watermark) refuse(ctx context.Context, it item, why error) error {
+	trailOf(it.ctx).asks(w.ref.key)
 	start := time.Now()
 	err := w.without(ctx, it.place, why)
 	e := Event{Step: StepDecide, Consumer: w.name, Position: it.raw.Position, Err: err, Took: time.Since(start)}

@@ -82,6 +82,7 @@ func WrapReply[S any](name string, st dedupe.Store[S], h func(ctx context.Contex
 		panic("consumer: Wrap: the handler is nil")
 	}
 	w := wrapped{name: name, reply: reply}
+	w.ref = refTo(st, &w)
 	if o != nil {
 		w.Options = *o
 	}
@@ -96,7 +97,9 @@ func WrapReply[S any](name string, st dedupe.Store[S], h func(ctx context.Contex
 	w.once = func(ctx context.Context, c dedupe.Claim, m *envelope.Message) (dedupe.Result, error) {
 		return st.Once(ctx, c, func(ctx context.Context, scope S) ([]byte, error) {
 			observe(ctx, Event{Step: StepHandle, Consumer: name, Position: m.Position})
-			return h(withKey(ctx, eventKey(ctx, c)), scope, m)
+			trailOf(ctx).runs()
+			reply, err := h(withKey(ctx, eventKey(ctx, c)), scope, m)
+			return reply, ofHandler(err)
 		})
 	}
 	if b, ok := st.(dedupe.Batcher[S]); ok {
@@ -108,6 +111,7 @@ func WrapReply[S any](name string, st dedupe.Store[S], h func(ctx context.Contex
 type wrapped struct {
 	Options
 	name  string
+	ref   storeRef
 	each  func(ctx context.Context, items []item) ([]dedupe.Answer, error)      // nil if the store cannot
 	reply func(ctx context.Context, m *envelope.Message, r dedupe.Result) error // may be nil
 	once  func(ctx context.Context, c dedupe.Claim, m *envelope.Message) (dedupe.Result, error)
@@ -125,6 +129,7 @@ func (w *wrapped) Handle(ctx context.Context, raw *envelope.Message) error {
 	}
 	hash := claim.Key.String()
 	observe(ctx, Event{Step: StepIdentify, Consumer: w.name, Position: raw.Position, KeyHash: hash})
+	trailOf(ctx).asks(w.ref.key)
 	start := time.Now()
 	res, err := w.once(ctx, claim, m)
 	observe(ctx, Event{Step: StepDecide, Consumer: w.name, Position: raw.Position, KeyHash: hash,

@@ -114,7 +114,7 @@ func (s *leaseStore) acquire(ctx context.Context, c Claim) (*holding, *Record, e
 			h.lease = Lease{Key: c.Key, Token: grant.Token, Attempt: grant.Attempt, Unknown: grant.Unknown}
 			h.until = s.safe(before)
 			return h, nil, nil
-		case errors.Is(err, ErrInProgress), errors.Is(err, ErrParked), errors.Is(err, ErrInvalidKey), errors.Is(err, ErrInvalidClaim):
+		case errors.Is(err, ErrInProgress), errors.Is(err, ErrParked), errors.Is(err, ErrInvalidKey), errors.Is(err, ErrInvalidClaim), errors.Is(err, ErrBusy):
 			return nil, nil, err
 		case try == 1 || ctx.Err() != nil:
 			return nil, nil, fmt.Errorf("%w: acquire: %w", ErrUnavailable, err)

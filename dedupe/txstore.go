@@ -123,7 +123,7 @@ func untilWon[Tx, R any](ctx context.Context, s *txStore[Tx], try func() (R, err
 // lost is never run again here: it may have happened, and the retry would
 // then be a duplicate that hides the outcome from the caller's own count.
 func (s *txStore[Tx]) again(err error) bool {
-	for _, final := range [...]error{ErrUnknownOutcome, ErrInProgress, ErrUnavailable} {
+	for _, final := range [...]error{ErrUnknownOutcome, ErrInProgress, ErrUnavailable, ErrBusy} {
 		if errors.Is(err, final) {
 			return false
 		}
@@ -260,7 +260,7 @@ func (s *txStore[Tx]) detach(ctx context.Context) (context.Context, context.Canc
 // isKnown reports whether a driver has put its error into one of the classes
 // that callers act on.
 func isKnown(err error) bool {
-	for _, known := range [...]error{ErrInProgress, ErrUnknownOutcome, ErrScope, ErrUnavailable, ErrInvalidKey, ErrInvalidClaim} {
+	for _, known := range [...]error{ErrInProgress, ErrUnknownOutcome, ErrScope, ErrUnavailable, ErrBusy, ErrInvalidKey, ErrInvalidClaim} {
 		if errors.Is(err, known) {
 			return true
 		}

@@ -63,9 +63,12 @@ func (d *driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	case err == nil:
 		return conn, nil
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-		stat := d.pool.Stat()
+		stat, class := d.pool.Stat(), dedupe.ErrUnavailable
+		if stat.AcquiredConns() == stat.MaxConns() { // others work with them: the server serves
+			class = dedupe.ErrBusy
+		}
 		return nil, fmt.Errorf("pgdedupe: %w: no connection of the pool was free for %v, %d of %d are in use: %w",
-			dedupe.ErrUnavailable, d.o.Timeout, stat.AcquiredConns(), stat.MaxConns(), err)
+			class, d.o.Timeout, stat.AcquiredConns(), stat.MaxConns(), err)
 	}
 	return nil, fmt.Errorf("pgdedupe: get a connection: %w", err)
 }
@@ -218,3 +221,6 @@ func sqlState(err error) string {
 
 // Explain implements dedupe.Explainer.
 func (d *driver) Explain(t pgx.Tx) error { return t.(*tx).s.explain() }
+
+// MaxConcurrent implements dedupe.Bounded.
+func (d *driver) MaxConcurrent() int { return int(d.pool.Config().MaxConns) }

@@ -54,6 +54,11 @@ func (p *pipeline) Begin(context.Context, dedupe.Claim) (*pgx.Batch, *dedupe.Rec
 	return &pgx.Batch{}, nil, nil
 }
 
+// Probe claims as a store of transactions does, since Begin asks nobody.
+func (p *pipeline) Probe(ctx context.Context) error {
+	return dedupe.NewTxStore(p.driver, nil).(dedupe.Prober).Probe(ctx)
+}
+
 // Rollback implements dedupe.TxDriver: nothing was sent.
 func (p *pipeline) Rollback(context.Context, *pgx.Batch) error { return nil }
 
