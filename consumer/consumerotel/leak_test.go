@@ -75,6 +75,16 @@ func (w *wayward) refuse(c dedupe.Claim) error {
 		"busy": dedupe.ErrInProgress, "parked": dedupe.ErrParked, "reply": dedupe.ErrReplyTooLarge})
 }
 
+// Probe is out for as long as the claim of the outage is.
+func (w *wayward) Probe(context.Context) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if n := w.seen["outage"]; n > 0 && n < refusals {
+		return fmt.Errorf("%w: canary-driver", dedupe.ErrUnavailable)
+	}
+	return nil
+}
+
 // lose is that the answer to a commit is lost, if it is.
 func (w *wayward) lose(c dedupe.Claim) error {
 	return w.fault(c, 1, map[string]error{"unknown": dedupe.ErrUnknownOutcome})

@@ -350,7 +350,7 @@ func TestChaosFindsWhatIsWrong(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &seen{}
-				consumertest.Drain(t, chaotic(t, everything, 100), "t", "g", handle(func(id string) { s.add(&s.effects, id) }), &consumertest.DrainOptions{Within: time.Hour})
+				consumertest.Drain(t, chaotic(t, everything, 300), "t", "g", handle(func(id string) { s.add(&s.effects, id) }), &consumertest.DrainOptions{Within: time.Hour})
 				if unique := slices.Compact(slices.Sorted(slices.Values(s.effects))); len(unique) == len(s.effects) {
 					t.Errorf("%d effects, none twice", len(s.effects))
 				}

@@ -275,12 +275,20 @@ func TestRedriveOfWhatIsEditedMeanwhile(t *testing.T) {
 	f.wantState(p.ID, consumer.ParkedEdited, 10)
 }
 
+// says is a store that answers every claim with err.
+type says struct{ err error }
+
+func (s says) Once(context.Context, dedupe.Claim, func(context.Context, pgx.Tx) ([]byte, error)) (dedupe.Result, error) {
+	return dedupe.Result{}, s.err
+}
+
 // What is no fault of the message leaves it as it was.
 func TestRedriveSpendsNothingOnOutages(t *testing.T) {
 	f := withEffects(t)
 	first, second := f.park(wire(t, "1", "x")), f.park(wire(t, "2", "x"))
 	for _, err := range []error{dedupe.ErrUnknownOutcome, dedupe.ErrInProgress, dedupe.ErrContention} {
-		f.redrive(f.wrap(func(context.Context, pgx.Tx, *envelope.Message) error { return fmt.Errorf("x: %w", err) }), nil, consumer.RedriveUndecided, first.ID, second.ID)
+		h := consumer.Wrap("billing", says{fmt.Errorf("x: %w", err)}, func(context.Context, pgx.Tx, *envelope.Message) error { return nil }, nil)
+		f.redrive(h, nil, consumer.RedriveUndecided, first.ID, second.ID)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	for name, c := range map[string]struct {

@@ -294,8 +294,8 @@ func TestPoolExhausted(t *testing.T) {
 	store := pgdedupe.NewStore(f.pool, &pgdedupe.Options{Timeout: 50 * time.Millisecond})
 	_, err := store.Once(t.Context(), claim("outer"), func(ctx context.Context, _ pgx.Tx) ([]byte, error) {
 		_, err := store.Once(ctx, claim("inner"), exec("select 1"))
-		if !errors.Is(err, dedupe.ErrUnavailable) || !strings.Contains(err.Error(), "1 of 1 are in use") {
-			t.Errorf("Once: %v, want ErrUnavailable that names the pool", err)
+		if !errors.Is(err, dedupe.ErrBusy) || errors.Is(err, dedupe.ErrUnavailable) || !strings.Contains(err.Error(), "1 of 1 are in use") {
+			t.Errorf("Once: %v, want ErrBusy that names the pool, and no outage", err)
 		}
 		return nil, nil
 	})
