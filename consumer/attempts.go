@@ -37,10 +37,6 @@ type ruling struct {
 	err    error
 }
 
-func (h history) empty() bool {
-	return h.failures == 0 && h.doomed == nil && (h.mind == nil || h.mind.records == nil)
-}
-
 func newAttempts() *attempts {
 	return &attempts{byPos: make(map[string]*list.Element), recent: list.New()}
 }
