@@ -116,20 +116,28 @@ type Retaining interface {
 	Horizon(ctx context.Context) (Horizon, error)
 }
 
-// Stuck is a message that keeps what is behind it from being acknowledged.
+// Stuck is a message that keeps what is behind it from being acknowledged to the
+// broker.
 type Stuck struct {
 	Topic     string
 	Partition int
 	// Offset is that of the lowest delivery that is not settled.
 	Offset int64
-	// Behind is how many deliveries wait behind it, settled or not.
+	// Behind is how many deliveries were made behind it, settled or not. All of
+	// them come again if the process ends now.
 	Behind int
+	// Since is since when Offset has been the lowest.
+	Since time.Time
+	// Full: nothing more of the partition is delivered before something of it
+	// is settled. Otherwise it goes on behind the message.
+	Full bool
 }
 
 // Stalling is an optional power of a [Source] that acknowledges in order.
 type Stalling interface {
-	// Stuck returns what the source waits for before it receives more: one
-	// message for each partition whose window is full.
+	// Stuck returns one message for each partition that waits for it: because as
+	// much was delivered behind it as the source allows, or for longer than a
+	// partition that is only busy would.
 	Stuck() []Stuck
 }
 

@@ -96,15 +96,25 @@ type Config struct {
 	// CommitInterval is how long progress may wait to be committed. Defaults
 	// to 200 ms.
 	CommitInterval time.Duration
-	// Window bounds the messages of one partition that were received and not
-	// settled, or settled and not committable because an earlier one is not.
-	// Defaults to 64.
+	// Window bounds how much of a partition is delivered again after a crash: the
+	// messages that were handed out from the lowest one on that is not settled,
+	// itself included. When it is full, the partition waits for that one. What is
+	// settled in it takes no memory. Defaults to 65,536.
 	Window int
-	// WindowBytes bounds the same in bytes; one message always passes.
-	// Defaults to 4 MiB.
+	// WindowBytes bounds what is in hand, in bytes over all partitions: messages
+	// that were handed out and are not settled, and those that were fetched and not
+	// handed out. A message counts with its key, body and headers, and with what it
+	// takes beside them, some 600 bytes. Half of the bound is divided equally among
+	// the partitions, the other half is for those that need more, so that one that
+	// settles nothing leaves the others room. One message of each partition always
+	// passes. What the client holds while it reads an answer, of FetchBytes or one
+	// batch, is not counted. Defaults to 64 MiB.
 	WindowBytes int
-	// FetchBytes is how much of a partition is fetched at once. A larger
-	// message passes. Defaults to 1 MiB.
+	// StuckAfter is how long a partition may wait for one message before Stuck
+	// tells. Defaults to a minute.
+	StuckAfter time.Duration
+	// FetchBytes is how much of a partition is fetched at once, less when there is
+	// no room for that. A larger message passes. Defaults to 1 MiB.
 	FetchBytes int
 	// OnError is told of errors that the source waits out: a broker that is
 	// away, a join that failed. It must not block. Defaults to none.
@@ -139,8 +149,9 @@ func (c Config) normal() (Config, error) {
 	duration(&c.RebalanceTimeout, 30*time.Second)
 	duration(&c.CommitInterval, 200*time.Millisecond)
 	duration(&c.RefreshInterval, 5*time.Second)
-	number(&c.Window, 64)
-	number(&c.WindowBytes, 4<<20)
+	duration(&c.StuckAfter, time.Minute)
+	number(&c.Window, 1<<16)
+	number(&c.WindowBytes, 64<<20)
 	number(&c.FetchBytes, 1<<20)
 	if c.ClientID == "" {
 		c.ClientID = "unecho"

@@ -2,7 +2,6 @@ package kafkabroker
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -182,10 +181,8 @@ type commitsHighest struct{ *Source }
 func (s *commitsHighest) Ack(ctx context.Context, d *brokers.Delivery) error {
 	s.mu.Lock()
 	h := d.Handle.(handle)
-	for _, e := range slices.Clone(h.p.track.open) {
-		if e.offset < h.e.offset && e.settled == running {
-			h.p.track.done(e)
-		}
+	for e := h.p.track.first; e != nil && e.offset < h.e.offset; e = h.p.track.first {
+		h.p.track.done(e)
 	}
 	s.mu.Unlock()
 	return s.Source.Ack(ctx, d)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/segmentio/kafka-go"
@@ -31,19 +32,22 @@ type page struct {
 	records []record
 	next    int64 // where to fetch on; above the last record where that was none of ours
 	first   int64 // the base offset of the first batch; noBatch if there is none
+	size    int   // bytes of records
+	cut     bool  // there was more than was wanted
 }
 
 const noBatch = -1
 
-// fetch asks the leader of a partition for messages from offset on, up to so many
-// bytes, but always for a whole batch.
-func (s *Source) fetch(ctx context.Context, topic string, partition int, offset int64, most int) (page, error) {
+// fetch asks the leader of a partition for messages. The broker answers with a whole
+// batch at least, of which those are kept for which there is room, and one in any
+// case.
+func (s *Source) fetch(ctx context.Context, topic string, partition int, want portion) (page, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchWait+10*time.Second)
 	defer cancel()
-	req := &fetch.Request{ReplicaID: -1, MaxWaitTime: int32(fetchWait.Milliseconds()), MinBytes: 1, MaxBytes: int32(most), SessionEpoch: -1,
+	req := &fetch.Request{ReplicaID: -1, MaxWaitTime: int32(fetchWait.Milliseconds()), MinBytes: 1, MaxBytes: int32(want.wire), SessionEpoch: -1,
 		IsolationLevel: int8(s.c.isolation()),
 		Topics: []fetch.RequestTopic{{Topic: topic, Partitions: []fetch.RequestPartition{{
-			Partition: int32(partition), CurrentLeaderEpoch: -1, FetchOffset: offset, LogStartOffset: -1, PartitionMaxBytes: int32(most)}}}}}
+			Partition: int32(partition), CurrentLeaderEpoch: -1, FetchOffset: want.at, LogStartOffset: -1, PartitionMaxBytes: int32(want.wire)}}}}}
 	m, err := s.transport.RoundTrip(ctx, s.addr, req)
 	if err != nil {
 		return page{}, err
@@ -58,31 +62,31 @@ func (s *Source) fetch(ctx context.Context, topic string, partition int, offset 
 			return page{}, kafka.Error(code)
 		}
 	}
-	return readPage(p.RecordSet.Records, newAborts(p.AbortedTransactions), topic, partition, offset)
+	return readPage(p.RecordSet.Records, newAborts(p.AbortedTransactions), topic, partition, want)
 }
 
 // readPage reads the batches of an answer. Control batches, which end
 // transactions, and what was written by a transaction that was aborted are passed
 // over; a batch may begin below the offset that was asked for, because the broker
 // returns whole batches.
-func readPage(rs protocol.RecordReader, aborted *aborts, topic string, partition int, offset int64) (page, error) {
-	p := page{next: offset, first: noBatch}
+func readPage(rs protocol.RecordReader, aborted *aborts, topic string, partition int, want portion) (page, error) {
+	p := page{next: want.at, first: noBatch}
 	batches := []protocol.RecordReader{rs}
 	if s, ok := rs.(*protocol.RecordStream); ok {
 		batches = s.Records
 	}
 	for _, b := range batches {
-		if b == nil {
+		if b == nil || p.cut {
 			continue
 		}
-		if err := readBatch(b, aborted, topic, partition, &p); err != nil {
+		if err := readBatch(b, aborted, topic, partition, want.size, &p); err != nil {
 			return page{}, err
 		}
 	}
 	return p, nil
 }
 
-func readBatch(b protocol.RecordReader, aborted *aborts, topic string, partition int, p *page) error {
+func readBatch(b protocol.RecordReader, aborted *aborts, topic string, partition, most int, p *page) error {
 	if at, ok := b.(interface{ Offset() int64 }); ok && p.first == noBatch {
 		p.first = at.Offset()
 	}
@@ -108,9 +112,14 @@ func readBatch(b protocol.RecordReader, aborted *aborts, topic string, partition
 		if r.Offset < p.next {
 			continue
 		}
+		if !hidden && len(p.records) > 0 && p.size+rec.size > most {
+			p.cut = true
+			return nil
+		}
 		p.next = r.Offset + 1
 		if !hidden {
 			p.records = append(p.records, rec)
+			p.size += rec.size
 		}
 	}
 }
@@ -179,7 +188,7 @@ func readControl(c *protocol.ControlBatch, aborted *aborts, p *page) error {
 // higher offset.
 func (p *partition) pass(ctx context.Context, at, batch int64) (int64, error) {
 	within := func(offset int64) (bool, error) {
-		pg, err := p.gen.s.fetch(ctx, p.topic, p.id, offset, 1)
+		pg, err := p.gen.s.fetch(ctx, p.topic, p.id, portion{at: offset, wire: 1, size: 1})
 		if errors.Is(err, kafka.OffsetOutOfRange) {
 			return false, nil // behind the end of the log
 		}
@@ -211,6 +220,14 @@ func (p *partition) pass(ctx context.Context, at, batch int64) (int64, error) {
 	return out, nil
 }
 
+// messageCost is what a message takes in memory beside its key, body and headers,
+// with what is kept about its delivery; headerCost what a header takes beside its
+// name and value.
+const (
+	messageCost = 512
+	headerCost  = 64
+)
+
 // convert copies a record out of the response's memory. It keeps null and
 // empty apart.
 func convert(r *protocol.Record, topic string, partition int) (record, error) {
@@ -222,11 +239,11 @@ func convert(r *protocol.Record, topic string, partition int) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	m := &envelope.Message{Topic: topic, Key: key, Body: body, Time: r.Time, Position: fmt.Sprintf("%s/%d/%d", topic, partition, r.Offset)}
-	size := len(key) + len(body)
+	m := &envelope.Message{Topic: topic, Key: key, Body: body, Time: r.Time, Position: topic + "/" + strconv.Itoa(partition) + "/" + strconv.FormatInt(r.Offset, 10)}
+	size := messageCost + len(key) + len(body)
 	for _, h := range r.Headers {
 		m.Header.Add(h.Key, h.Value)
-		size += len(h.Key) + len(h.Value)
+		size += headerCost + len(h.Key) + len(h.Value)
 	}
 	return record{offset: r.Offset, size: size, msg: m}, nil
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/segmentio/kafka-go"
 
-	"github.com/unecho/unecho/brokers"
+	"github.com/unecho/unecho/brokers/internal/fair"
 )
 
 // generation is our share of the group's partitions between two rebalances.
@@ -25,6 +25,8 @@ type generation struct {
 	lost      chan struct{}
 	moved     chan struct{} // a token: something was settled
 	committed map[*partition]int64
+	bytes     fair.Budget // of what is in hand: delivered and not settled, or fetched
+	number    fair.Budget // of what is delivered and not settled
 }
 
 // committer commits offsets for the group, as long as the partitions are ours. It
@@ -33,32 +35,19 @@ type committer interface {
 	CommitOffsets(offsets map[string]map[int]int64) error
 }
 
-// partition is one partition of a generation.
-type partition struct {
-	gen    *generation
-	topic  string
-	id     int
-	track  tracker
-	buffer []record // fetched and not handed out
-	at     int64    // where to fetch on; negative until it is resolved
-	epoch  int      // rises with a rewind, so that a fetch under way is dropped
-	begin  int64    // where this group begins, if it had committed nothing
-	pin    bool     // commit begin although nothing was consumed
-}
-
 func (s *Source) newGeneration(k committer, assignments map[string][]kafka.PartitionAssignment) *generation {
 	g := &generation{s: s, k: k, stopping: make(chan struct{}), lost: make(chan struct{}),
 		moved: make(chan struct{}, 1), committed: make(map[*partition]int64)}
 	for topic, assigned := range assignments {
 		for _, a := range assigned {
-			p := &partition{gen: g, topic: topic, id: a.ID, at: a.Offset}
-			p.track.read = a.Offset
+			p := newPartition(g, topic, a.ID, a.Offset)
 			if a.Offset >= 0 {
 				g.committed[p] = a.Offset
 			}
 			g.parts = append(g.parts, p)
 		}
 	}
+	g.bytes = fair.New(s.c.WindowBytes, len(g.parts))
 	return g
 }
 
@@ -80,6 +69,7 @@ func (g *generation) run(ctx context.Context) {
 	}
 	s.mu.Lock()
 	s.gen = g
+	g.number = fair.New(s.share, len(g.parts))
 	s.wake()
 	s.mu.Unlock()
 
@@ -204,128 +194,6 @@ func (g *generation) positions() (offsets map[string]map[int]int64, moved map[*p
 		offsets[p.topic][p.id], moved[p] = at, at
 	}
 	return offsets, moved
-}
-
-// room reports whether another message may be handed out.
-func (p *partition) room(c *Config) bool {
-	return len(p.track.open) == 0 || len(p.track.open) < c.Window && p.track.bytes < c.WindowBytes
-}
-
-// hand makes a delivery of the next message. s.mu is held.
-func (p *partition) hand() *brokers.Delivery {
-	r := p.buffer[0]
-	p.buffer[0] = record{}
-	p.buffer = p.buffer[1:]
-	e := p.track.deliver(r.offset, r.size)
-	return &brokers.Delivery{Message: r.msg, Lane: fmt.Sprintf("%s/%d", p.topic, p.id),
-		Stopping: p.gen.stopping, Lost: p.gen.lost, Handle: handle{p, e}}
-}
-
-// rewind has the partition read again from e on. s.mu is held.
-func (p *partition) rewind(e *entry) {
-	p.track.rewind(e)
-	p.buffer, p.at = nil, e.offset
-	p.epoch++
-}
-
-// fetchLoop keeps the buffer filled until ctx is done.
-func (p *partition) fetchLoop(ctx context.Context) {
-	for n := 0; ctx.Err() == nil; {
-		at, epoch, ok := p.hungry(ctx)
-		if !ok {
-			return
-		}
-		err := p.fill(ctx, at, epoch)
-		if err == nil || ctx.Err() != nil {
-			n = 0
-			continue
-		}
-		p.gen.s.c.OnError(fmt.Errorf("kafkabroker: fetch %s/%d: %w", p.topic, p.id, err))
-		n++
-		pause(ctx, min(20*time.Millisecond<<min(n, 6), 500*time.Millisecond))
-	}
-}
-
-// hungry waits until the buffer is empty.
-func (p *partition) hungry(ctx context.Context) (at int64, epoch int, ok bool) {
-	s := p.gen.s
-	for {
-		s.mu.Lock()
-		at, epoch, ok = p.at, p.epoch, len(p.buffer) == 0
-		changed := s.changed
-		s.mu.Unlock()
-		if ok && ctx.Err() == nil {
-			return at, epoch, true
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return 0, 0, false
-		}
-	}
-}
-
-// fill fetches once and puts the answer into the buffer.
-func (p *partition) fill(ctx context.Context, at int64, epoch int) error {
-	s := p.gen.s
-	if at < 0 {
-		return p.resolve(ctx, s.c.Start)
-	}
-	pg, err := s.fetch(ctx, p.topic, p.id, at, s.c.FetchBytes)
-	if errors.Is(err, kafka.OffsetOutOfRange) {
-		return p.outOfRange(ctx, at)
-	}
-	if err == nil && pg.next == at && pg.first != noBatch {
-		pg.next, err = p.pass(ctx, at, pg.first)
-	}
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if p.epoch != epoch {
-		return nil // a rewind came in between
-	}
-	p.buffer, p.at = pg.records, pg.next
-	if len(pg.records) == 0 && len(p.track.open) == 0 && pg.next > p.track.read {
-		p.track.skip(pg.next) // only control records: nobody will settle them
-		p.gen.progress()
-	}
-	if len(pg.records) > 0 {
-		s.wake()
-	}
-	return nil
-}
-
-// resolve finds the offset at which to begin, and has it committed if it is
-// the newest: the group must not begin later than now after a crash.
-func (p *partition) resolve(ctx context.Context, start Start) error {
-	s := p.gen.s
-	at, err := s.offsetOf(ctx, p.topic, p.id, start)
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p.at, p.begin, p.track.read = at, at, at
-	if start == Newest {
-		p.pin = true
-		p.gen.progress()
-	}
-	return nil
-}
-
-func (p *partition) outOfRange(ctx context.Context, at int64) error {
-	switch p.gen.s.c.OutOfRange {
-	case ResetToOldest:
-		return p.resolve(ctx, Oldest)
-	case ResetToNewest:
-		return p.resolve(ctx, Newest)
-	}
-	p.gen.s.fail(fmt.Errorf("%w: offset %d of %s/%d: retention has deleted messages that group %s had not consumed, or the topic was created anew; "+
-		"set the group's offset, or Config.OutOfRange", ErrOutOfRange, at, p.topic, p.id, p.gen.s.c.GroupID))
-	<-ctx.Done()
-	return nil
 }
 
 // pause waits for d, less a random part of up to a half, or until ctx is done.

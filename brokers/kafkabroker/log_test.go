@@ -129,7 +129,7 @@ func TestReadCommittedFromTheMiddle(t *testing.T) {
 		end(t, c, kgo.TryCommit)
 		s := f.source(t, f.config("g"))
 		for at := range int64(5) {
-			pg, err := s.fetch(t.Context(), f.topic, 0, at, 1<<20)
+			pg, err := s.fetch(t.Context(), f.topic, 0, portion{at, 0, 1 << 20, 1 << 20})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -186,7 +186,7 @@ func TestCompactedTails(t *testing.T) {
 	put(record("end", "end"))
 	s := f.source(t, f.config("probe"))
 	testenv.Within(t, 60*time.Second, "the batch is compacted, and comes alone", func() bool {
-		pg, err := s.fetch(t.Context(), f.topic, 0, 5, 1<<20)
+		pg, err := s.fetch(t.Context(), f.topic, 0, portion{5, 0, 1 << 20, 1 << 20})
 		return err == nil && len(pg.records) == 1
 	})
 	seen := map[string]bool{}

@@ -10,12 +10,13 @@ import (
 	"github.com/segmentio/kafka-go"
 
 	"github.com/unecho/unecho/brokers"
+	"github.com/unecho/unecho/brokers/internal/fair"
 	"github.com/unecho/unecho/brokers/internal/receive"
 )
 
 // Source consumes topics as a member of a consumer group, or a fixed list of
-// partitions. It implements brokers.Source. The lane of a delivery is its
-// partition.
+// partitions. It implements brokers.Source, brokers.Sharer, brokers.Stalling and
+// brokers.Retaining. The lane of a delivery is its partition.
 type Source struct {
 	c         Config
 	addr      net.Addr
@@ -26,8 +27,10 @@ type Source struct {
 
 	mu      sync.Mutex
 	gen     *generation   // nil between generations
+	share   int           // of unsettled deliveries over all partitions; 0 is no bound
 	turn    int           // the partition that is looked at first, for fairness
-	changed chan struct{} // closed and replaced whenever there may be something to receive
+	changed chan struct{} // closed and replaced when there may be something to receive
+	waiting bool          // somebody may wait for changed
 	fatal   error         // why the source cannot go on
 	closed  bool
 }
@@ -71,25 +74,52 @@ func (s *Source) take() (*brokers.Delivery, <-chan struct{}, error) {
 		return nil, nil, brokers.ErrClosed
 	case s.fatal != nil:
 		return nil, nil, s.fatal
-	case s.gen == nil || s.gen.draining:
-		return nil, s.changed, nil
-	}
-	n := len(s.gen.parts)
-	for i := range n {
-		p := s.gen.parts[(s.turn+i)%n]
-		if len(p.buffer) == 0 || !p.room(&s.c) {
-			continue
+	case s.gen != nil && !s.gen.draining:
+		if d := s.next(s.gen.parts); d != nil {
+			return d, nil, nil
 		}
-		s.turn = (s.turn + i + 1) % n
-		return p.hand(), nil, nil
 	}
+	s.waiting = true
 	return nil, s.changed, nil
 }
 
-// wake lets Receive and the fetchers look again. s.mu is held.
+// next takes a delivery from the first partition that has one and may hand it out,
+// beginning behind the one that was the last to do so.
+func (s *Source) next(parts []*partition) *brokers.Delivery {
+	n, at := len(parts), s.turn
+	for range n {
+		if at >= n {
+			at = 0
+		}
+		p := parts[at]
+		at++
+		if len(p.buffer) > 0 && p.room() {
+			s.turn = at
+			return p.hand()
+		}
+	}
+	return nil
+}
+
+// wake lets Receive look again. s.mu is held.
 func (s *Source) wake() {
-	close(s.changed)
-	s.changed = make(chan struct{})
+	if s.waiting {
+		s.waiting = false
+		close(s.changed)
+		s.changed = make(chan struct{})
+	}
+}
+
+// Share implements brokers.Sharer. It is divided among the partitions, and
+// what is fetched and not delivered is not counted: Config.WindowBytes bounds that.
+// With more partitions than unsettled, those that come first have it all.
+func (s *Source) Share(unsettled int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.share = unsettled
+	if s.gen != nil {
+		s.gen.number = fair.New(unsettled, len(s.gen.parts))
+	}
 }
 
 // handle is the adapter's part of a delivery.
@@ -107,8 +137,7 @@ func (s *Source) Ack(_ context.Context, d *brokers.Delivery) error {
 	if err != nil {
 		return err
 	}
-	h.p.track.done(h.e)
-	h.p.gen.progress()
+	h.p.settle(h.e)
 	s.wake()
 	return nil
 }
@@ -123,7 +152,7 @@ func (s *Source) Return(_ context.Context, d *brokers.Delivery) error {
 		return err
 	}
 	if h.p.gen.draining {
-		h.e.settled = returned // the next owner reads on from here
+		h.p.track.giveUp(h.e) // the next owner reads on from here
 		h.p.gen.progress()
 		return nil
 	}
@@ -142,7 +171,8 @@ func (s *Source) live(d *brokers.Delivery) (handle, error) {
 	return h, nil
 }
 
-// Stuck implements brokers.Stalling: it returns, for every partition whose window is full, what it waits for.
+// Stuck implements brokers.Stalling: it returns the partitions whose window is full,
+// and those that have waited for one message longer than Config.StuckAfter.
 func (s *Source) Stuck() []brokers.Stuck {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,8 +181,8 @@ func (s *Source) Stuck() []brokers.Stuck {
 		return nil
 	}
 	for _, p := range s.gen.parts {
-		if !p.room(&s.c) {
-			out = append(out, brokers.Stuck{Topic: p.topic, Partition: p.id, Offset: p.track.position(), Behind: len(p.track.open) - 1})
+		if st, ok := p.stuck(); ok {
+			out = append(out, st)
 		}
 	}
 	return out

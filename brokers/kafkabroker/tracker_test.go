@@ -6,61 +6,82 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The model is a list of offsets with what became of them. Whatever happens,
-// the position is the lowest offset that is handed out and not done, and what
-// follows the last one if there is none.
+// The model is a list of all that was handed out, with what became of it. Whatever
+// happens, the position is the lowest offset that is handed out and not done, and
+// what follows the last one if there is none.
 func TestTrackerAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var tr tracker
-		var open []*entry // the model: handed out, not forgotten
+		var all []*entry // the model: handed out, not forgotten
 		next := int64(0)
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
-			switch rapid.IntRange(0, 3).Draw(t, "op") {
+			switch rapid.IntRange(0, 4).Draw(t, "op") {
 			case 0: // offsets have gaps
 				next += rapid.Int64Range(0, 3).Draw(t, "gap")
-				open = append(open, tr.deliver(next, 10))
+				all = append(all, tr.deliver(next, 10))
 				next++
 			case 1:
-				if e := pick(t, open); e != nil {
+				if e := pick(t, all); e != nil {
 					tr.done(e)
 				}
 			case 2:
-				if e := pick(t, open); e != nil {
+				if e := pick(t, all); e != nil {
 					tr.rewind(e)
-					for i, o := range open {
+					for i, o := range all {
 						if o == e {
-							open = open[:i]
+							all = all[:i]
 							break
 						}
 					}
 					next = e.offset
 				}
 			case 3:
-				if len(tr.open) == 0 {
+				if tr.open == 0 {
 					next += rapid.Int64Range(0, 3).Draw(t, "control records")
 					tr.skip(next)
 				}
-			}
-			want := next
-			for i := len(open) - 1; i >= 0; i-- {
-				if open[i].settled != done {
-					want = open[i].offset
+			case 4:
+				if e := pick(t, all); e != nil {
+					tr.giveUp(e)
 				}
 			}
-			if got := tr.position(); got != want {
-				t.Fatalf("position %d, want %d", got, want)
-			}
-			if tr.bytes != 10*len(tr.open) {
-				t.Fatalf("%d bytes for %d deliveries", tr.bytes, len(tr.open))
-			}
+			checkTracker(t, &tr, all, next)
 		}
 	})
 }
 
+func checkTracker(t *rapid.T, tr *tracker, all []*entry, next int64) {
+	want, open, worked, behind := next, 0, 0, 0
+	for i := len(all) - 1; i >= 0; i-- {
+		if e := all[i]; e.settled != done {
+			want, behind = e.offset, len(all)-1-i
+			open++
+			if e.settled == running {
+				worked++
+			}
+		}
+	}
+	if got := tr.position(); got != want {
+		t.Fatalf("position %d, want %d", got, want)
+	}
+	if tr.open != open || tr.bytes != 10*open || tr.behind() != behind || tr.idle() != (worked == 0) {
+		t.Fatalf("%d open of %d bytes, %d behind, idle %v; want %d, %d behind, %d being worked on", tr.open, tr.bytes, tr.behind(), tr.idle(), open, behind, worked)
+	}
+	n := 0
+	for e := tr.first; e != nil; e = e.next {
+		if n++; e.settled == done {
+			t.Fatalf("offset %d is done and still kept", e.offset)
+		}
+	}
+	if n != open {
+		t.Fatalf("%d deliveries are kept, %d are open", n, open)
+	}
+}
+
 // pick draws one that runs, nil if there is none.
-func pick(t *rapid.T, open []*entry) *entry {
+func pick(t *rapid.T, all []*entry) *entry {
 	var running_ []*entry
-	for _, e := range open {
+	for _, e := range all {
 		if e.settled == running {
 			running_ = append(running_, e)
 		}
@@ -78,7 +99,7 @@ func TestTrackerIdle(t *testing.T) {
 	if tr.idle() {
 		t.Error("idle with a delivery that runs")
 	}
-	a.settled = returned
+	tr.giveUp(a)
 	if !tr.idle() || tr.position() != 0 {
 		t.Errorf("idle %v, position %d; a returned delivery is waited for by nobody, and not done", tr.idle(), tr.position())
 	}
