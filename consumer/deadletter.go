@@ -2,7 +2,11 @@ package consumer
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"strconv"
+	"sync"
+	"time"
 
 	"github.com/unecho/unecho/brokers"
 	"github.com/unecho/unecho/envelope"
@@ -49,7 +53,11 @@ const (
 const maxErrorText = 1024
 
 // DeadLetterTo publishes dead letters to a topic or subject: the original
-// bytes, key and headers, and headers that say why it is there. The error
+// bytes, key and headers, and headers that say why it is there. Where the
+// target answers that this is too large (brokers.ErrTooLarge), it is sent once
+// more in the smallest form that is whole: of the headers above only
+// HeaderDeadID and HeaderDeadReason. Where that does not fit either, the error
+// matches brokers.ErrTooLarge; name another place by [FirstDeadLetter]. The error
 // text becomes a header, so keep secrets out of errors.
 func DeadLetterTo(pub brokers.Publisher, topic string) DeadLetter {
 	return func(ctx context.Context, f *Failure) error {
@@ -57,11 +65,81 @@ func DeadLetterTo(pub brokers.Publisher, topic string) DeadLetter {
 		m.Topic = topic
 		m.Header.Set(HeaderDeadID, []byte(parkedID("", f.Message)))
 		m.Header.Set(HeaderDeadReason, []byte(f.Reason))
+		smallest := m.Clone()
 		m.Header.Set(HeaderDeadError, []byte(errorText(f.Err)))
 		m.Header.Set(HeaderDeadAttempts, []byte(strconv.Itoa(f.Attempts)))
 		m.Header.Set(HeaderDeadFrom, []byte(f.Message.Position))
-		return pub.Publish(ctx, []*envelope.Message{m}).Err()
+		err := pub.Publish(ctx, []*envelope.Message{m}).Err()
+		if !errors.Is(err, brokers.ErrTooLarge) {
+			return err
+		}
+		for _, ours := range [...]string{HeaderDeadError, HeaderDeadAttempts, HeaderDeadFrom} {
+			smallest.Header.Del(ours) // of an earlier hop
+		}
+		return pub.Publish(ctx, []*envelope.Message{smallest}).Err()
 	}
+}
+
+// missingFor is for how long a place has to answer that there is no such topic
+// before it counts as a refusal. While a stream elects a leader the answer is
+// the same.
+const missingFor = 30 * time.Second
+
+// missingApart is how far apart two such answers are to count as two absences.
+const missingApart = time.Hour
+
+// FirstDeadLetter puts a message into the first of places that takes it, for
+// example the topic of the dead letters and, for what does not fit there, a
+// parking lot. The next place is asked when one has refused the message
+// definitely: its error matches brokers.ErrRejected, or is marked by [Permanent],
+// or has matched brokers.ErrNoRoute for 30 seconds. Any other error may be an
+// outage, after which the same place may take the message, or already has: it is
+// returned, and the message is offered to the first place again. When all have
+// refused it, the error joins their answers. It panics if there is no place, or
+// one is nil.
+func FirstDeadLetter(places ...DeadLetter) DeadLetter {
+	if len(places) == 0 || slices.ContainsFunc(places, func(d DeadLetter) bool { return d == nil }) {
+		panic("consumer: FirstDeadLetter: give at least one place, and none that is nil")
+	}
+	chain := make([]*deadPlace, len(places))
+	for i, d := range places {
+		chain[i] = &deadPlace{put: d}
+	}
+	return func(ctx context.Context, f *Failure) error {
+		var refusals []error
+		for _, p := range chain {
+			err := p.put(ctx, f)
+			if !p.refused(err) {
+				return err
+			}
+			refusals = append(refusals, err)
+		}
+		return errors.Join(refusals...)
+	}
+}
+
+// deadPlace is one of a chain.
+type deadPlace struct {
+	put     DeadLetter
+	mu      sync.Mutex
+	missing time.Time // since when it answers that there is no such topic
+	last    time.Time // when it did so last
+}
+
+// refused reports whether err says for good that the place does not take a message.
+func (p *deadPlace) refused(err error) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !errors.Is(err, brokers.ErrNoRoute) {
+		p.missing = time.Time{}
+		return errors.Is(err, brokers.ErrRejected) || IsPermanent(err)
+	}
+	now := time.Now()
+	if p.missing.IsZero() || now.Sub(p.last) >= missingApart {
+		p.missing = now
+	}
+	p.last = now
+	return now.Sub(p.missing) >= missingFor
 }
 
 // Discard drops messages that cannot be handled. It is for those who can

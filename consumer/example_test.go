@@ -52,6 +52,51 @@ func ExampleRun() {
 	// <nil> [3]
 }
 
+// What the topic of the dead letters refuses for good goes to the next place.
+func ExampleFirstDeadLetter() {
+	b := membroker.New()
+	topic := consumer.DeadLetterTo(b.Publisher(), "orders.dead")
+	narrow := func(ctx context.Context, f *consumer.Failure) error {
+		if len(f.Message.Body) > 4 {
+			return fmt.Errorf("dead letters: %w", brokers.ErrTooLarge)
+		}
+		return topic(ctx, f)
+	}
+	lot := &memoryLot{}
+	dead := consumer.FirstDeadLetter(narrow, consumer.ParkIn(lot, "billing"))
+
+	f := &consumer.Failure{Message: &envelope.Message{ID: "1", Source: "/shop", Body: []byte("a large order")}, Class: consumer.ClassFailed, Reason: "failed"}
+	fmt.Println(dead(context.Background(), f), len(lot.records))
+	// Output: <nil> 1
+}
+
+// The outage of one dependency holds the messages that need it, and no others.
+func ExampleDependency() {
+	billing := consumer.Dependency("billing-api")
+	h := consumer.HandlerFunc(func(ctx context.Context, m *envelope.Message) error {
+		if m.Type == "order.placed" {
+			return billing.Unavailable(errors.New("connect: connection refused"))
+		}
+		return nil
+	})
+	err := h.Handle(context.Background(), &envelope.Message{Type: "order.placed"})
+	fmt.Println(consumer.Classify(err), err)
+	// Output: unavailable billing-api: connect: connection refused
+}
+
+// A program judges the errors of its handlers by itself, never those of the store.
+func ExampleRunOptions_classify() {
+	errNoSuchCustomer := errors.New("no such customer")
+	o := &consumer.RunOptions{Classify: func(err error) consumer.Class {
+		if errors.Is(err, errNoSuchCustomer) {
+			return consumer.ClassPermanent // to the dead letters at once
+		}
+		return consumer.Classify(err)
+	}}
+	fmt.Println(o.Classify(fmt.Errorf("bill: %w", errNoSuchCustomer)))
+	// Output: permanent
+}
+
 // Wrap is what makes a handler run once, with or without Run around it.
 func ExampleWrap() {
 	h := consumer.Wrap("billing", memdedupe.NewStore(nil), func(_ context.Context, _ *memdedupe.Tx, m *envelope.Message) error {

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/unecho/unecho/consumer"
 	"github.com/unecho/unecho/dedupe"
 	"github.com/unecho/unecho/internal/sqlstate"
 )
@@ -93,6 +94,8 @@ func judge(ctx context.Context, err error, changes bool) error {
 		return fmt.Errorf("%w: run pgparking.Migrate, or relay migrate parking: %w", dedupe.ErrUnavailable, err)
 	case sqlstate.Contention(pg.Code):
 		return fmt.Errorf("%w: %w", dedupe.ErrContention, err)
+	case sqlstate.Data(pg.Code):
+		return consumer.Permanent(err)
 	}
 	return err
 }

@@ -32,6 +32,13 @@ func Contention(code string) bool {
 	return code == "40001" || code == "40P01" || code == LockTimeout
 }
 
+// Data reports whether a code says that a statement failed for the values it was
+// given, and will whenever it is run with them: they are not valid, break a
+// constraint, or are larger than the server can store.
+func Data(code string) bool {
+	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23") || strings.HasPrefix(code, "54")
+}
+
 // Verdict reports whether an error is the server's own verdict on a statement,
 // which says that the statement, or the commit, has changed nothing. severity is
 // the localized one, for servers that send no other. Of any other error nobody
