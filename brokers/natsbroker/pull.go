@@ -1,7 +1,6 @@
 package natsbroker
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -61,95 +60,11 @@ func (s *Source) await(status <-chan nats.Status) {
 	}
 }
 
-// consumer makes sure that the consumer is there and as we want it.
-func (s *Source) consumer(existed bool) error {
-	ctx, cancel := context.WithTimeout(s.ctx, requestTimeout)
-	defer cancel()
-	var have jetstream.ConsumerConfig
-	cons, err := s.look(ctx)
-	switch {
-	case err == nil:
-		have = cons.CachedInfo().Config
-		if err := s.refuse(have); err != nil {
-			return err
-		}
-		if s.asWanted(have) {
-			return nil
-		}
-	case errors.Is(err, jetstream.ErrConsumerNotFound) && existed && s.c.FailIfDeleted:
-		return fmt.Errorf("%w: %s of stream %s", ErrDeleted, s.c.Durable, s.c.Stream)
-	case errors.Is(err, jetstream.ErrConsumerNotFound):
-		have.DeliverPolicy = s.deliver(existed)
-	default:
-		return fmt.Errorf("natsbroker: consumer %s of stream %s: %w", s.c.Durable, s.c.Stream, err)
-	}
-	// What is not ours to say stays: where it starts, its description, its limits.
-	have.Durable, have.AckPolicy, have.AckWait = s.c.Durable, jetstream.AckExplicitPolicy, s.c.AckWait
-	have.MaxDeliver, have.MaxAckPending = -1, s.c.MaxAckPending
-	have.FilterSubject, have.FilterSubjects = "", s.c.Subjects
-	if _, err := s.js.CreateOrUpdateConsumer(ctx, s.c.Stream, have); err != nil {
-		return fmt.Errorf("natsbroker: set up consumer %s of stream %s: %w", s.c.Durable, s.c.Stream, err)
-	}
-	return nil
-}
-
-// look asks for the consumer. It asks briefly: while nobody leads nobody answers,
-// and who comes to lead has not heard the question.
-func (s *Source) look(ctx context.Context) (jetstream.Consumer, error) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
-	return s.js.Consumer(ctx, s.c.Stream, s.c.Durable)
-}
-
-// deliver is where a consumer that is made begins. One that somebody has deleted
-// begins with the oldest message: where it was is not known any more, and what is
-// done is recognised.
-func (s *Source) deliver(existed bool) jetstream.DeliverPolicy {
-	if s.c.Start == Newest && !existed {
-		return jetstream.DeliverNewPolicy
-	}
-	return jetstream.DeliverAllPolicy
-}
-
-// refuse answers for a consumer that cannot keep our promises and cannot be
-// changed so that it does.
-func (s *Source) refuse(have jetstream.ConsumerConfig) error {
-	why := ""
-	switch {
-	case len(have.BackOff) > 0:
-		why = "has a BackOff, which overrides AckWait"
-	case have.AckPolicy != jetstream.AckExplicitPolicy:
-		why = fmt.Sprintf("has the ack policy %s, not explicit", have.AckPolicy)
-	case have.HeadersOnly:
-		why = "delivers headers only"
-	default:
-		return nil
-	}
-	return fmt.Errorf("natsbroker: consumer %s of stream %s %s: %w", s.c.Durable, s.c.Stream, why, errRefused)
-}
-
-// asWanted reports whether the consumer needs no change. A MaxDeliver would
-// end in a message that nobody gets any more and nobody has parked.
-func (s *Source) asWanted(have jetstream.ConsumerConfig) bool {
-	return have.AckWait == s.c.AckWait && have.MaxAckPending == s.c.MaxAckPending && have.MaxDeliver == -1 &&
-		slices.Equal(filters(have), s.c.Subjects)
-}
-
-// errRefused marks settings that waiting does not mend.
-var errRefused = errors.New("refused")
-
-func filters(c jetstream.ConsumerConfig) []string {
-	if c.FilterSubject != "" {
-		return []string{c.FilterSubject}
-	}
-	return c.FilterSubjects
-}
-
 // hopeless ends the source for errors that waiting does not mend.
 func (s *Source) hopeless(err error) bool {
 	var api *jetstream.APIError
 	bad := errors.As(err, &api) && api.Code == 400
-	for _, final := range []error{ErrDeleted, errRefused, nats.ErrConnectionClosed, jetstream.ErrNotPullConsumer,
+	for _, final := range []error{ErrDeleted, ErrForeign, errRefused, nats.ErrConnectionClosed, jetstream.ErrNotPullConsumer,
 		jetstream.ErrInvalidConsumerName, jetstream.ErrInvalidStreamName} {
 		bad = bad || errors.Is(err, final)
 	}

@@ -392,17 +392,20 @@ func TestRefusedConsumers(t *testing.T) {
 	}
 }
 
-// An existing consumer keeps what is not ours to say, and loses what would make
-// messages disappear.
+// A consumer that is handed over keeps what is not ours to say, and loses what
+// would make messages disappear.
 func TestExistingConsumerIsAdjusted(t *testing.T) {
 	f := open(t, embedded(t))
 	f.produce(t, 3)
 	_, err := f.js(t).CreateConsumer(t.Context(), f.stream, jetstream.ConsumerConfig{Durable: "g", Description: "ours",
-		AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: 3, MaxDeliver: 2})
+		AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: 3, MaxDeliver: 2,
+		Metadata: map[string]string{"team": "billing"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := f.source(t, f.config("g"))
+	over := f.config("g")
+	over.Update = true
+	s := f.source(t, over)
 	for i := range 4 {
 		d := next(t, s)
 		if d.Message.Position != f.stream+"/3" || d.Attempt != i+1 {
@@ -412,7 +415,7 @@ func TestExistingConsumerIsAdjusted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if c := f.info(t, "g").Config; c.Description != "ours" || c.MaxDeliver != -1 || c.AckWait != f.ackWait {
+	if c := f.info(t, "g").Config; c.Description != "ours" || c.Metadata["team"] != "billing" || c.MaxDeliver != -1 || c.AckWait != f.ackWait {
 		t.Errorf("the consumer has %+v", c)
 	}
 }

@@ -21,9 +21,16 @@ type Config struct {
 	// Stream is the stream to consume.
 	Stream string
 	// Durable is the name of the consumer, which is what a consumer group is
-	// on Kafka. It is created when it is missing, and its settings are brought
-	// to these when they differ.
+	// on Kafka. It is created when it is missing. One that was created by a
+	// Source is brought to these settings when they differ: a mark in its
+	// metadata tells. One that others made is used if its AckWait,
+	// MaxAckPending, MaxDeliver and filter are as they are asked for here.
+	// Otherwise Receive ends with an error that matches ErrForeign, and
+	// nothing is changed or received.
 	Durable string
+	// Update has a consumer that others made brought to these settings, its
+	// filter included, and marks it as made here.
+	Update bool
 	// Subjects are the subjects of the stream to consume. Defaults to all.
 	Subjects []string
 	// Start is where the consumer begins, if it is created here; one that exists
