@@ -11,9 +11,11 @@
 //   - A redrive runs the handler through the same key as a delivery, and what it
 //     writes down never undoes what is known, or was decided, by then.
 //   - In progress is no outcome: such a delivery comes back, however often.
-//   - An error is judged an outage before anything else. Outages, unknown
-//     commits, keys in progress and handlers that were cut short spend no
-//     attempts, so none of them ends as a dead letter.
+//   - An outage is what the store or the broker says of itself, or what a
+//     handler has marked. Whatever else a handler has met is its message's
+//     own failure. Unknown commits, keys in progress, handlers that were cut
+//     short and outages spend no attempts. An outage that one message meets
+//     again and again while others are served is that message's failure.
 //   - A message is acknowledged as a dead letter only after the hook has
 //     returned nil, and the handler does not run while the hook is tried again.
 //   - Deliveries of one lane, or with OrderByKey those of one lane and key, are
@@ -27,5 +29,7 @@
 //     acknowledgement.
 //   - A handler's context does not end when Run's does, but when the grace is
 //     over, its time-out passes, or the claim on its delivery is lost.
-//   - Nothing is received while the store is known to be out of reach.
+//   - While the store is known to be out of reach, receiving goes on up to a
+//     bound and no further, and the probe goes round over what waits: no single
+//     message decides whether the store is back.
 package consumer

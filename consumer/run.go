@@ -87,14 +87,17 @@ var ErrHandlerStuck = errors.New("consumer: a handler does not return")
 //
 //   - nil: acknowledged.
 //   - a failure: tried again after a back-off, by the broker if it can wait
-//     (brokers.Nacker) and there is no order to keep, otherwise here, with the
-//     lane waiting behind it. When the attempts are spent: dead-lettered.
+//     (brokers.Nacker) and there is no order to keep, otherwise here, with what
+//     is behind it in its order waiting: its key or, with OrderByLane, the
+//     partition. When the attempts are spent: dead-lettered.
 //   - malformed or permanent: dead-lettered at once.
 //   - in progress elsewhere, unknown commit, contention: tried again, no
 //     attempt spent.
-//   - an outage of the store or of a broker: consumption pauses, and one
-//     delivery probes until it is back. No attempt is spent, nothing is
-//     dead-lettered.
+//   - an outage of the store or of a broker that different messages meet:
+//     consumption pauses, and one delivery after the other probes until it is
+//     back. No attempt is spent, nothing is dead-lettered.
+//   - an outage that one message meets while others are served: a failure of
+//     that message, with the reason ReasonOwnOutage.
 //
 // When ctx is done Run drains: it stops receiving, hands back what was not
 // started, lets running handlers finish until the grace ends, cancels them,
