@@ -25,7 +25,7 @@ var core = map[string][]string{
 
 // adapters says what of this module every other public package may import.
 var adapters = map[string][]string{
-	"brokers/kafkabroker":   {"envelope", "brokers", "brokers/internal/receive"},
+	"brokers/kafkabroker":   {"envelope", "brokers", "brokers/internal/fair", "brokers/internal/receive"},
 	"brokers/natsbroker":    {"envelope", "brokers", "brokers/internal/receive"},
 	"brokers/membroker":     {"envelope", "brokers", "brokers/internal/receive"},
 	"brokers/brokertest":    {"envelope", "brokers"},
