@@ -58,10 +58,18 @@ type AckLoser interface {
 // back, when Restart returns.
 type Restarter interface{ Restart(t testing.TB) }
 
+// Widener is an optional power of a [Fixture] of a broker with lanes: it returns
+// a topic of so many of them.
+type Widener interface {
+	Widen(t testing.TB, lanes int) Fixture
+}
+
 // Case is one case of the suite.
 type Case struct {
 	Name string
 	Func func(t testing.TB, f Fixture)
+
+	kills bool // needs a Restarter
 }
 
 // Run runs every case on a broker of its own.
@@ -71,34 +79,45 @@ func Run(t *testing.T, open func(t testing.TB) Fixture) {
 	}
 }
 
+// RunRestart runs the cases that need a [Restarter], each on what open returns. It
+// is for a suite whose broker is shared, and so must not be killed for one case.
+func RunRestart(t *testing.T, open func(t testing.TB) Fixture) {
+	for _, c := range Cases() {
+		if c.kills {
+			t.Run(c.Name, func(t *testing.T) { c.Func(t, open(t)) })
+		}
+	}
+}
+
 // Cases returns the cases of the suite.
 func Cases() []Case {
 	return []Case{
-		{"what is published is received", roundTrip},
-		{"headers keep order, case and repetition", headers},
-		{"null and empty are kept apart", nullBody},
-		{"a body of almost 1 MiB passes", largeBody},
-		{"what is acknowledged does not come back", ackedStays},
-		{"what is not settled comes back", unsettledComesBack},
-		{"what is returned comes back", returnedComesBack},
-		{"a failed one comes back after the wait", nackedComesBack},
-		{"B16 a later ack does not cover an earlier delivery", laterAck},
-		{"every event is received, in the order of its key", manyInOrder},
-		{"two sources of a group share the work", sharing},
-		{"two groups get everything", groups},
-		{"receive ends with its context", receiveContext},
-		{"receive after close", receiveAfterClose},
-		{"close with deliveries in hand", closeBusy},
-		{"B21 a lost delivery is not settled", lost},
-		{"B20 a slow handler keeps its delivery", slow},
-		{"B22 an acknowledgement that gets lost", lostAck},
-		{"a broker that is killed loses nothing", restart},
-		{"prefetch is bounded", prefetch},
-		{"B40 an oversized message harms nobody else", oversized},
-		{"a missing topic is told", missingTopic},
-		{"what follows a failed message of its key is not sent", blocked},
-		{"publish after close", publishAfterClose},
-		{"publish with a context that is done", publishDone},
+		{Name: "what is published is received", Func: roundTrip},
+		{Name: "headers keep order, case and repetition", Func: headers},
+		{Name: "null and empty are kept apart", Func: nullBody},
+		{Name: "a body of almost 1 MiB passes", Func: largeBody},
+		{Name: "what is acknowledged does not come back", Func: ackedStays},
+		{Name: "what is not settled comes back", Func: unsettledComesBack},
+		{Name: "what is returned comes back", Func: returnedComesBack},
+		{Name: "a failed one comes back after the wait", Func: nackedComesBack},
+		{Name: "B16 a later ack does not cover an earlier delivery", Func: laterAck},
+		{Name: "every event is received, in the order of its key", Func: manyInOrder},
+		{Name: "two sources of a group share the work", Func: sharing},
+		{Name: "two groups get everything", Func: groups},
+		{Name: "receive ends with its context", Func: receiveContext},
+		{Name: "receive after close", Func: receiveAfterClose},
+		{Name: "close with deliveries in hand", Func: closeBusy},
+		{Name: "B21 a lost delivery is not settled", Func: lost},
+		{Name: "B20 a slow handler keeps its delivery", Func: slow},
+		{Name: "B22 an acknowledgement that gets lost", Func: lostAck},
+		{Name: "a broker that is killed loses nothing", Func: restart, kills: true},
+		{Name: "prefetch is bounded", Func: prefetch},
+		{Name: "lanes that are held leave the others theirs", Func: heldLanes},
+		{Name: "B40 an oversized message harms nobody else", Func: oversized},
+		{Name: "a missing topic is told", Func: missingTopic},
+		{Name: "what follows a failed message of its key is not sent", Func: blocked},
+		{Name: "publish after close", Func: publishAfterClose},
+		{Name: "publish with a context that is done", Func: publishDone},
 	}
 }
 

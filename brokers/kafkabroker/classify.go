@@ -58,6 +58,8 @@ func classOf(code kafka.Error) error {
 	switch code {
 	case kafka.UnknownTopicOrPartition:
 		return brokers.ErrNoRoute
+	case kafka.MessageSizeTooLarge, kafka.RecordListTooLarge:
+		return brokers.ErrTooLarge
 	case kafka.RequestTimedOut, kafka.NotEnoughReplicasAfterAppend:
 		return brokers.ErrUnknown
 	case kafka.SASLAuthenticationFailed, kafka.UnsupportedSASLMechanism, kafka.IllegalSASLState, kafka.ClusterAuthorizationFailed:

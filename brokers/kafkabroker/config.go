@@ -183,21 +183,24 @@ func (c Config) drain() time.Duration {
 const dialTimeout = 5 * time.Second
 
 // transport is for fetches, produces and everything else but group membership.
-// Its metadata must be young: it is what finds a new leader.
-func transport(clientID string, t *tls.Config, s sasl.Mechanism) *kafka.Transport {
-	return &kafka.Transport{ClientID: clientID, TLS: t, SASL: s, DialTimeout: dialTimeout,
-		MetadataTTL: time.Second, IdleTimeout: 30 * time.Second}
+// Its metadata must be young: it is what finds a new leader. It knows of the topics
+// given, or of all if there are none.
+func (c *connections) transport(clientID string, t *tls.Config, s sasl.Mechanism, topics ...string) *kafka.Transport {
+	return &kafka.Transport{ClientID: clientID, TLS: t, SASL: s, Dial: c.dial, DialTimeout: dialTimeout,
+		MetadataTTL: time.Second, MetadataTopics: topics, IdleTimeout: 30 * time.Second}
 }
 
-func (c Config) dialer() *kafka.Dialer {
-	return &kafka.Dialer{ClientID: c.ClientID, TLS: c.TLS, SASLMechanism: c.SASL, Timeout: dialTimeout, DualStack: true}
+func (c Config) dialer(conns *connections) *kafka.Dialer {
+	return &kafka.Dialer{ClientID: c.ClientID, TLS: c.TLS, SASLMechanism: c.SASL, Timeout: dialTimeout, DialFunc: conns.dial}
 }
 
 // CreateTopic creates a topic with one replica and waits until the broker has
 // taken note. It is for development and tests: production topics want
 // replicas, retention and an owner. A topic that exists is no error.
 func CreateTopic(ctx context.Context, brokers []string, topic string, partitions int) error {
-	tr := transport("unecho", nil, nil)
+	var conns connections
+	defer conns.close()
+	tr := conns.transport("unecho", nil, nil)
 	defer tr.CloseIdleConnections()
 	c := &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr, Timeout: 10 * time.Second}
 	res, err := c.CreateTopics(ctx, &kafka.CreateTopicsRequest{

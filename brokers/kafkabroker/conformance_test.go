@@ -41,6 +41,12 @@ func (f *fixture) source(t testing.TB, c Config) *Source {
 	return s
 }
 
+// Widen returns another topic of the same broker.
+func (f *fixture) Widen(t testing.TB, lanes int) brokertest.Fixture {
+	topic := testenv.TopicAt(t, f.brokers, lanes, 1)
+	return &fixture{brokers: f.brokers, topic: topic}
+}
+
 func (f *fixture) Source(t testing.TB, group string) brokers.Source {
 	return f.source(t, f.config(group))
 }
@@ -128,22 +134,13 @@ func TestConformance(t *testing.T) {
 	brokertest.Run(t, func(t testing.TB) brokertest.Fixture { return patient{openReal(t, 4)} })
 }
 
-// The case that wants a broker of its own.
+// The cases that want a broker of its own.
 func TestConformanceRestart(t *testing.T) {
 	server := proc.StartKafka(t)
 	addrs := []string{server.Addr}
-	n := 0
-	for _, c := range brokertest.Cases() {
-		if strings.Contains(c.Name, "killed") {
-			n++
-			t.Run(c.Name, func(t *testing.T) {
-				c.Func(t, own{&fixture{brokers: addrs, topic: testenv.TopicAt(t, addrs, 4, 1)}, server})
-			})
-		}
-	}
-	if n == 0 {
-		t.Error("there is no such case")
-	}
+	brokertest.RunRestart(t, func(t testing.TB) brokertest.Fixture {
+		return own{&fixture{brokers: addrs, topic: testenv.TopicAt(t, addrs, 4, 1)}, server}
+	})
 }
 
 // The same on three brokers: that a request goes to the right one does not show on

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/segmentio/kafka-go"
@@ -24,45 +26,34 @@ func (s *Source) consume(ctx context.Context) {
 		s.assigned(ctx)
 		return
 	}
-	topics := s.c.Topics
-	for ctx.Err() == nil {
-		if s.c.Pattern == nil {
-			s.member(ctx, topics)
-			return
-		}
-		if topics = s.matching(ctx); topics == nil {
-			return
-		}
+	for known := s.present(ctx); ctx.Err() == nil && !s.failed(); {
 		while, changed := context.WithCancel(ctx)
-		watched := make(chan struct{})
+		next := make(chan topology, 1)
 		go func() {
-			defer close(watched)
 			defer changed()
-			s.watch(while, topics)
+			next <- s.change(while, known, sameTopics)
 		}()
-		s.member(while, topics)
+		s.member(while, known)
 		changed()
-		<-watched
+		known = <-next
 	}
 }
 
-// member is a member of the group with these topics, until ctx is done.
-func (s *Source) member(ctx context.Context, topics []string) {
-	sizes := &sizes{s: s, topics: topics}
-	sizes.known = sizes.ask(ctx) // before the first join, which begins at once
-	group, err := kafka.NewConsumerGroup(s.c.group(topics))
+// member is a member of the group with the topics that are there, until ctx is done.
+func (s *Source) member(ctx context.Context, known topology) {
+	group, err := kafka.NewConsumerGroup(s.group(slices.Sorted(maps.Keys(known))))
 	if err != nil {
 		s.fail(fmt.Errorf("kafkabroker: %w", err))
 		return
 	}
-	s.generations(ctx, group, sizes)
+	s.generations(ctx, group, known)
 	if err := group.Close(); err != nil {
 		s.c.OnError(fmt.Errorf("kafkabroker: leave the group: %w", err))
 	}
 }
 
 // generations joins the group again and again until ctx is done.
-func (s *Source) generations(ctx context.Context, group *kafka.ConsumerGroup, sizes *sizes) {
+func (s *Source) generations(ctx context.Context, group *kafka.ConsumerGroup, known topology) {
 	var member string // of the last generation
 	leaver := &leaver{s: s}
 	defer leaver.stop()
@@ -76,7 +67,8 @@ func (s *Source) generations(ctx context.Context, group *kafka.ConsumerGroup, si
 			member = gen.MemberID
 			g := s.newGeneration(gen, gen.Assignments)
 			gen.Start(g.run)
-			gen.Start(sizes.watch)
+			// It ends the generation; kafka-go waits for it before the next one.
+			gen.Start(func(ctx context.Context) { known = s.change(ctx, known, samePartitions) })
 		case errors.Is(err, kafka.RebalanceInProgress):
 			// The member is alive and joins again by itself.
 		case fatal(err):

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"math/bits"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,10 +50,12 @@ type Publisher struct {
 	c         PublisherConfig
 	client    *kafka.Client
 	transport *kafka.Transport
+	conns     connections
 	turn      atomic.Uint32 // of messages without a key
 
 	mu       sync.Mutex
 	closed   bool
+	down     map[partitionKey]bool // they did not serve when they were last tried
 	inFlight sync.WaitGroup
 }
 
@@ -76,8 +79,10 @@ func NewPublisher(c PublisherConfig) (*Publisher, error) {
 	if c.RetryTimeout <= 0 {
 		c.RetryTimeout = 10 * time.Second
 	}
-	tr := transport(c.ClientID, c.TLS, c.SASL)
-	return &Publisher{c: c, transport: tr, client: &kafka.Client{Addr: kafka.TCP(c.Brokers...), Transport: tr, Timeout: 30 * time.Second}}, nil
+	p := &Publisher{c: c, down: make(map[partitionKey]bool)}
+	p.transport = p.conns.transport(c.ClientID, c.TLS, c.SASL)
+	p.client = &kafka.Client{Addr: kafka.TCP(c.Brokers...), Transport: p.transport, Timeout: 30 * time.Second}
+	return p, nil
 }
 
 // item is a message on its way to a partition.
@@ -122,6 +127,7 @@ func (p *Publisher) Close() error {
 	p.mu.Unlock()
 	p.inFlight.Wait()
 	p.transport.CloseIdleConnections()
+	p.conns.close()
 	return nil
 }
 
@@ -159,7 +165,7 @@ func (c *call) prepare(msgs []*envelope.Message) map[string][]item {
 			continue
 		}
 		if it.size = size(it.wire); it.size > c.p.c.MaxMessageBytes {
-			c.fail(it, fmt.Errorf("%w: the message has about %d bytes, %d are allowed (PublisherConfig.MaxMessageBytes)", brokers.ErrRejected, it.size, c.p.c.MaxMessageBytes))
+			c.fail(it, fmt.Errorf("%w: the message has about %d bytes, %d are allowed (PublisherConfig.MaxMessageBytes)", brokers.ErrTooLarge, it.size, c.p.c.MaxMessageBytes))
 			continue
 		}
 		topics[m.Topic] = append(topics[m.Topic], it)
@@ -167,20 +173,29 @@ func (c *call) prepare(msgs []*envelope.Message) map[string][]item {
 	return topics
 }
 
-// batchOverhead is what a batch costs beside its records, recordOverhead what
-// a record costs beside its bytes, at most.
+// batchOverhead is what a batch costs beside its records, recordOverhead what the
+// attributes of a record and its differences of time and offset cost at most.
 const (
 	batchOverhead  = 61
-	recordOverhead = 30
+	recordOverhead = 9
 )
 
+// size is that of a batch that holds m alone. A message near the limit has to be
+// the broker's to refuse: it is a few bytes too high at most.
 func size(m *envelope.Message) int {
-	n := batchOverhead + recordOverhead + len(m.Key) + len(m.Body)
+	n := recordOverhead + field(len(m.Key)) + field(len(m.Body)) + varint(len(m.Header))
 	for _, h := range m.Header {
-		n += len(h.Name) + len(h.Value) + 10
+		n += field(len(h.Name)) + field(len(h.Value))
 	}
-	return n
+	return batchOverhead + field(n)
 }
+
+// field is the size of so many bytes with their length before them.
+func field(n int) int { return varint(n) + n }
+
+// varint is the size of a length as records have it: seven bits a byte, and one
+// for the sign.
+func varint(n int) int { return (bits.Len(uint(n)<<1|1) + 6) / 7 }
 
 // fail records the result of an item, and that its key must not go on.
 func (c *call) fail(it item, err error) {

@@ -21,17 +21,19 @@ type Source struct {
 	c         Config
 	addr      net.Addr
 	transport *kafka.Transport
+	conns     connections
 
 	stop context.CancelFunc // ends the loop
 	loop chan struct{}      // closed when it has ended
 
 	mu      sync.Mutex
-	gen     *generation   // nil between generations
-	share   int           // of unsettled deliveries over all partitions; 0 is no bound
-	turn    int           // the partition that is looked at first, for fairness
-	changed chan struct{} // closed and replaced when there may be something to receive
-	waiting bool          // somebody may wait for changed
-	fatal   error         // why the source cannot go on
+	gen     *generation       // nil between generations
+	share   int               // of unsettled deliveries over all partitions; 0 is no bound
+	turn    int               // the partition that is looked at first, for fairness
+	changed chan struct{}     // closed and replaced when there may be something to receive
+	waiting bool              // somebody may wait for changed
+	fatal   error             // why the source cannot go on
+	told    map[string]string // by topic, the trouble with it that was told of last
 	closed  bool
 }
 
@@ -43,10 +45,10 @@ func NewSource(c Config) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Source{c: c, addr: kafka.TCP(c.Brokers...), transport: transport(c.ClientID, c.TLS, c.SASL),
-		loop: make(chan struct{}), changed: make(chan struct{})}
+	s := &Source{c: c, addr: kafka.TCP(c.Brokers...), loop: make(chan struct{}), changed: make(chan struct{})}
+	s.transport = s.conns.transport(c.ClientID, c.TLS, c.SASL, c.named()...)
 	if c.Partitions == nil {
-		group := c.group(slices.Concat(c.Topics, []string{anyTopic}))
+		group := s.group(slices.Concat(c.Topics, []string{anyTopic}))
 		if err := group.Validate(); err != nil {
 			return nil, fmt.Errorf("kafkabroker: %w", err)
 		}
@@ -204,8 +206,15 @@ func (s *Source) Close() error {
 	<-s.loop
 	if first {
 		s.transport.CloseIdleConnections()
+		s.conns.close()
 	}
 	return nil
+}
+
+func (s *Source) failed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fatal != nil
 }
 
 func (s *Source) fail(err error) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/segmentio/kafka-go"
@@ -36,11 +35,20 @@ func (c Config) checkSubscription() error {
 // checked.
 const anyTopic = "any"
 
+// named are the topics that are known by name; none with a pattern.
+func (c Config) named() []string {
+	if c.Partitions != nil {
+		return slices.Sorted(maps.Keys(c.Partitions))
+	}
+	return c.Topics
+}
+
 // group are the settings of a member.
-func (c Config) group(topics []string) kafka.ConsumerGroupConfig {
+func (s *Source) group(topics []string) kafka.ConsumerGroupConfig {
+	c := s.c
 	return kafka.ConsumerGroupConfig{
-		ID: c.GroupID, Brokers: c.Brokers, Topics: topics, Dialer: c.dialer(),
-		GroupBalancers:    []kafka.GroupBalancer{kafka.RangeGroupBalancer{}, kafka.RoundRobinGroupBalancer{}},
+		ID: c.GroupID, Brokers: c.Brokers, Topics: topics, Dialer: c.dialer(&s.conns),
+		GroupBalancers:    []kafka.GroupBalancer{whole{kafka.RangeGroupBalancer{}, s}, whole{kafka.RoundRobinGroupBalancer{}, s}},
 		HeartbeatInterval: c.HeartbeatInterval,
 		SessionTimeout:    c.SessionTimeout,
 		RebalanceTimeout:  c.RebalanceTimeout,
@@ -52,141 +60,15 @@ func (c Config) group(topics []string) kafka.ConsumerGroupConfig {
 
 // topics are those that are consumed.
 func (s *Source) topics(ctx context.Context) ([]string, error) {
-	switch {
-	case s.c.Pattern != nil:
-		return s.match(ctx)
-	case s.c.Partitions != nil:
-		return slices.Sorted(maps.Keys(s.c.Partitions)), nil
+	if named := s.c.named(); len(named) > 0 {
+		return named, nil
 	}
-	return s.c.Topics, nil
-}
-
-// match asks the broker for the topics that the pattern matches.
-func (s *Source) match(ctx context.Context) ([]string, error) {
-	res, err := s.client().Metadata(ctx, &kafka.MetadataRequest{})
-	if err != nil {
-		return nil, err
-	}
-	var topics []string
-	for _, t := range res.Topics {
-		if t.Error == nil && !t.Internal && !strings.HasPrefix(t.Name, "__") && s.c.Pattern.FindString(t.Name) == t.Name && t.Name != "" {
-			topics = append(topics, t.Name)
-		}
-	}
-	slices.Sort(topics)
-	return topics, nil
+	now, err := s.look(ctx, nil)
+	return slices.Sorted(maps.Keys(now)), err
 }
 
 func (s *Source) client() *kafka.Client {
 	return &kafka.Client{Addr: s.addr, Transport: s.transport, Timeout: 10 * time.Second}
-}
-
-// matching waits until the pattern matches something; nil if ctx was done first.
-func (s *Source) matching(ctx context.Context) []string {
-	for {
-		topics, err := s.match(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil:
-			s.c.OnError(fmt.Errorf("kafkabroker: look for topics: %w", err))
-		case len(topics) > 0:
-			return topics
-		}
-		pause(ctx, s.c.RefreshInterval)
-	}
-}
-
-// watch returns when the pattern matches other topics, or ctx is done. That a topic
-// is gone is believed when it was not seen twice: a broker that has just been started
-// may not know of all.
-func (s *Source) watch(ctx context.Context, topics []string) {
-	for missed := 0; ctx.Err() == nil; {
-		pause(ctx, s.c.RefreshInterval)
-		now, err := s.match(ctx)
-		switch {
-		case err != nil || len(now) == 0:
-			continue
-		case slices.Equal(now, topics):
-			missed = 0
-		case slices.ContainsFunc(now, func(t string) bool { return !slices.Contains(topics, t) }):
-			return
-		default:
-			if missed++; missed > 1 {
-				return
-			}
-		}
-	}
-}
-
-// sizes are how many partitions the topics of a member have; none is a topic that
-// is not there. A change is a rebalance.
-//
-// kafka-go can watch for that, and must not:
-//
-//	the group is joined while a topic is missing, and nobody gets its partitions
-//	the topic is created
-//	kafka-go counts for the first time, and sees no change from then on
-//
-// and as long as the topic is missing it joins again and again without a pause,
-// which disturbs the topics that are there. Here what is known is older than the
-// join, always.
-type sizes struct {
-	s      *Source
-	topics []string
-	known  map[string]int // nil if nobody could be asked
-}
-
-// ask counts; nil if that is not possible now.
-func (z *sizes) ask(ctx context.Context) map[string]int {
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
-	defer cancel()
-	res, err := z.s.client().Metadata(ctx, &kafka.MetadataRequest{Topics: z.topics})
-	if err != nil {
-		return nil
-	}
-	n := make(map[string]int)
-	for _, t := range res.Topics {
-		switch {
-		case t.Error == nil:
-			n[t.Name] = len(t.Partitions)
-		case !errors.Is(t.Error, kafka.UnknownTopicOrPartition):
-			return nil // such as without a leader yet
-		}
-	}
-	return n
-}
-
-// watch returns when the sizes have changed, which ends the generation, or when
-// that has ended. That something is gone is believed when it was seen twice: a broker
-// that has just been started may not know of all.
-func (z *sizes) watch(ctx context.Context) {
-	for missed := 0; ctx.Err() == nil; {
-		pause(ctx, z.s.c.RefreshInterval)
-		now := z.ask(ctx)
-		switch {
-		case now == nil:
-			continue
-		case z.known != nil && maps.Equal(now, z.known):
-			missed = 0
-			continue
-		case shrunk(z.known, now):
-			if missed++; missed < 2 {
-				continue
-			}
-		}
-		z.known = now
-		return
-	}
-}
-
-func shrunk(before, now map[string]int) bool {
-	for topic, n := range before {
-		if now[topic] < n {
-			return true
-		}
-	}
-	return false
 }
 
 // assigned consumes a fixed list of partitions until ctx is done, as one

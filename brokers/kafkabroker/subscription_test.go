@@ -86,8 +86,9 @@ func TestPatternIsOfWholeNames(t *testing.T) {
 		f.put(t, f.topic, 0, "x")
 		bodies(t, f.source(t, f.config("g")), 1) // and there is __consumer_offsets
 		for pattern, want := range map[string]bool{".*": true, regexp.QuoteMeta(f.topic): true, regexp.QuoteMeta(f.topic[:len(f.topic)-1]): false, "__.*": false} {
-			s := &Source{c: Config{Pattern: regexp.MustCompile(pattern)}, addr: kafka.TCP(f.brokers...), transport: transport("test", nil, nil)}
-			topics, err := s.match(t.Context())
+			s := &Source{c: Config{Pattern: regexp.MustCompile(pattern), OnError: func(error) {}}, addr: kafka.TCP(f.brokers...)}
+			s.transport = s.conns.transport("test", nil, nil)
+			topics, err := s.topics(t.Context())
 			if err != nil || slices.Contains(topics, f.topic) != want || slices.ContainsFunc(topics, func(n string) bool { return strings.HasPrefix(n, "__") }) {
 				t.Errorf("%q matches %q, %v", pattern, topics, err)
 			}

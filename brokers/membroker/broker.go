@@ -169,7 +169,7 @@ func (b *Broker) store(m *envelope.Message) error {
 	case t == nil:
 		return fmt.Errorf("%w: %s", brokers.ErrNoRoute, m.Topic)
 	case len(m.Body) > MaxMessage:
-		return fmt.Errorf("%w: the body has %d bytes, %d are allowed", brokers.ErrRejected, len(m.Body), MaxMessage)
+		return fmt.Errorf("%w: the body has %d bytes, %d are allowed", brokers.ErrTooLarge, len(m.Body), MaxMessage)
 	}
 	var answer error
 	if b.faults.Publish != nil {

@@ -2,6 +2,7 @@ package membroker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -20,8 +21,12 @@ type fixture struct {
 }
 
 func open(testing.TB) *fixture {
+	return wide(4)
+}
+
+func wide(partitions int) *fixture {
 	b := New()
-	b.CreateTopic("t", 4)
+	b.CreateTopic("t", partitions)
 	return &fixture{Broker: b,
 		source:    func(s brokers.Source) brokers.Source { return s },
 		publisher: func(p brokers.Publisher) brokers.Publisher { return p }}
@@ -31,6 +36,13 @@ func (f *fixture) Topic() string        { return "t" }
 func (f *fixture) MissingTopic() string { return "missing" }
 func (f *fixture) Oversize() int        { return MaxMessage + 1 }
 func (f *fixture) NullBody()            {}
+
+// Widen keeps what is wrong with f.
+func (f *fixture) Widen(_ testing.TB, lanes int) brokertest.Fixture {
+	w := wide(lanes)
+	w.source, w.publisher = f.source, f.publisher
+	return w
+}
 
 func (f *fixture) Source(t testing.TB, group string) brokers.Source {
 	s := f.Broker.Source("t", group)
@@ -81,6 +93,12 @@ func TestPlanted(t *testing.T) {
 		},
 		"unbounded prefetch": func(f *fixture) {
 			f.source = func(s brokers.Source) brokers.Source { return unbounded{s.(*Source)} }
+		},
+		"one bound over all lanes": func(f *fixture) {
+			f.source = func(s brokers.Source) brokers.Source { return common{s.(*Source), new(int)} }
+		},
+		"a size told as any refusal": func(f *fixture) {
+			f.publisher = func(p brokers.Publisher) brokers.Publisher { return vague{p} }
 		},
 		"a refusal taken for success": func(f *fixture) {
 			f.publisher = func(p brokers.Publisher) brokers.Publisher { return optimist{p} }
@@ -174,7 +192,47 @@ func (s hidesLost) Ack(ctx context.Context, d *brokers.Delivery) error {
 
 type unbounded struct{ *Source }
 
-func (s unbounded) Demand(int) {}
+func (s unbounded) Share(int) {}
+
+// common has one bound over all partitions, and no shares.
+type common struct {
+	*Source
+	bound *int
+}
+
+func (s common) Share(unsettled int) { *s.bound = unsettled }
+
+func (s common) Receive(ctx context.Context) (*brokers.Delivery, error) {
+	for {
+		s.b.mu.Lock()
+		unsettled, changed := 0, s.b.changed
+		for _, c := range s.parts {
+			unsettled += len(c.open)
+		}
+		s.b.mu.Unlock()
+		if *s.bound == 0 || unsettled < *s.bound {
+			return s.Source.Receive(ctx)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// vague tells a size as any other refusal.
+type vague struct{ brokers.Publisher }
+
+func (p vague) Publish(ctx context.Context, msgs []*envelope.Message) brokers.Results {
+	res := p.Publisher.Publish(ctx, msgs)
+	for i, err := range res {
+		if errors.Is(err, brokers.ErrTooLarge) {
+			res[i] = brokers.ErrRejected
+		}
+	}
+	return res
+}
 
 type optimist struct{ brokers.Publisher }
 

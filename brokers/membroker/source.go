@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/unecho/unecho/brokers"
+	"github.com/unecho/unecho/brokers/internal/fair"
 	"github.com/unecho/unecho/brokers/internal/receive"
 	"github.com/unecho/unecho/envelope"
 )
@@ -20,12 +21,13 @@ type group struct {
 }
 
 // Source receives from one topic as a member of a group. It implements
-// brokers.Source and brokers.Demander.
+// brokers.Source and brokers.Sharer.
 type Source struct {
 	b      *Broker
 	g      *group
-	bound  int // of unsettled deliveries; 0 is none
-	turn   int // the partition that is looked at first, for fairness
+	share  int         // of unsettled deliveries; 0 is no bound
+	budget fair.Budget // the share, divided among the partitions
+	turn   int         // the partition that is looked at first, for fairness
 	parts  map[int]*claim
 	closed bool
 }
@@ -39,6 +41,7 @@ type claim struct {
 	open     map[int64]*handle
 	stopping chan struct{}
 	lost     chan struct{}
+	counted  int // of open, in the source's budget
 }
 
 // noOffset is no offset of any message.
@@ -136,21 +139,31 @@ func (g *group) rebalance() {
 		}
 		m.parts = make(map[int]*claim)
 	}
+	if len(g.members) == 0 {
+		return
+	}
 	for p := range g.next {
-		if len(g.members) == 0 {
-			return
-		}
 		m := g.members[p%len(g.members)]
 		m.parts[p] = &claim{read: g.next[p], asked: noOffset, done: map[int64]bool{}, open: map[int64]*handle{},
 			stopping: make(chan struct{}), lost: make(chan struct{})}
 	}
+	for _, m := range g.members {
+		m.budget = fair.New(m.share, len(m.parts))
+	}
 }
 
-// Demand implements brokers.Demander.
-func (s *Source) Demand(workers int) {
+// Share implements brokers.Sharer.
+func (s *Source) Share(unsettled int) {
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
-	s.bound = workers
+	s.share = unsettled
+	s.budget = fair.New(unsettled, len(s.parts))
+}
+
+// count brings the budget up to date with what of c is open.
+func (s *Source) count(c *claim) {
+	s.budget.Move(c.counted, len(c.open))
+	c.counted = len(c.open)
 }
 
 // Receive implements brokers.Source.
@@ -165,13 +178,6 @@ func (s *Source) take() (*brokers.Delivery, <-chan struct{}, error) {
 	if s.closed {
 		return nil, nil, brokers.ErrClosed
 	}
-	unsettled := 0
-	for _, c := range s.parts {
-		unsettled += len(c.open)
-	}
-	if s.bound > 0 && unsettled >= s.bound {
-		return nil, s.b.changed, nil
-	}
 	p, ok := s.choose()
 	if !ok {
 		return nil, s.b.changed, nil
@@ -185,7 +191,7 @@ func (s *Source) choose() (partition int, ok bool) {
 	var ready []int
 	for i := range n {
 		p := (s.turn + i) % n
-		if c := s.parts[p]; c == nil || !s.ready(c, s.log(p)) {
+		if c := s.parts[p]; c == nil || s.budget.Left(c.counted) == 0 || !s.ready(c, s.log(p)) {
 			continue
 		}
 		if first < 0 {
@@ -229,6 +235,7 @@ func (s *Source) handOut(partition int) *brokers.Delivery {
 	c := s.parts[partition]
 	h := &handle{c: c, partition: partition, offset: c.read}
 	c.open[h.offset], c.asked = h, noOffset
+	s.count(c)
 	c.read++
 	d := &brokers.Delivery{Message: s.log(partition)[h.offset].Clone(), Lane: fmt.Sprintf("%s/%d", s.g.topic, partition),
 		Stopping: c.stopping, Lost: c.lost, Handle: h}
@@ -295,6 +302,7 @@ func (s *Source) settle(d *brokers.Delivery) (*handle, error) {
 		return nil, brokers.ErrLost
 	}
 	delete(h.c.open, h.offset)
+	s.count(h.c)
 	return h, nil
 }
 
@@ -313,6 +321,7 @@ func (s *Source) rewind(h *handle) {
 		}
 	}
 	c.read, c.asked = h.offset, noOffset
+	s.count(c)
 	s.b.wake()
 }
 

@@ -2,7 +2,6 @@ package natsbroker
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -105,19 +104,10 @@ func (f own) Restart(testing.TB) {
 	f.server.Boot()
 }
 
-// The case that wants a server of its own.
+// The cases that want a server of its own.
 func TestConformanceRestart(t *testing.T) {
 	server := proc.StartNATS(t)
-	n := 0
-	for _, c := range brokertest.Cases() {
-		if strings.Contains(c.Name, "killed") {
-			n++
-			t.Run(c.Name, func(t *testing.T) { c.Func(t, own{open(t, server.URL), server}) })
-		}
-	}
-	if n == 0 {
-		t.Error("there is no such case")
-	}
+	brokertest.RunRestart(t, func(t testing.TB) brokertest.Fixture { return own{open(t, server.URL), server} })
 }
 
 func open(t testing.TB, url string) *fixture {

@@ -176,7 +176,10 @@ func (p *Publisher) publishRound(ctx context.Context, msgs []*envelope.Message, 
 // start sends one message, unless it is certain that it cannot be.
 func (p *Publisher) start(ctx context.Context, m *envelope.Message) (jetstream.PubAckFuture, error) {
 	msg, err := p.encode(m)
-	if err != nil {
+	switch {
+	case errors.Is(err, brokers.ErrRejected):
+		return nil, err
+	case err != nil:
 		return nil, fmt.Errorf("%w: %w", brokers.ErrRejected, err)
 	}
 	if err := ctx.Err(); err != nil {
@@ -243,7 +246,7 @@ func (p *Publisher) encode(m *envelope.Message) (*nats.Msg, error) {
 		size += len(f.Name) + len(f.Value) + 4
 	}
 	if limit := p.nc.MaxPayload(); limit > 0 && int64(size) > limit {
-		return nil, fmt.Errorf("the message has about %d bytes, the server allows %d", size, limit)
+		return nil, fmt.Errorf("%w: the message has about %d bytes, the server allows %d (max_payload)", brokers.ErrTooLarge, size, limit)
 	}
 	return msg, nil
 }
@@ -294,6 +297,10 @@ func messageID(m *envelope.Message) string {
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
+// messageExceedsMaximum is the server's error code for a message that is larger
+// than its stream allows (max_msg_size).
+const messageExceedsMaximum jetstream.ErrorCode = 10054
+
 // classify says what an error of a publish means. sent tells whether the
 // message has left, as far as we know.
 func classify(err error, sent bool) error {
@@ -301,7 +308,9 @@ func classify(err error, sent bool) error {
 	switch {
 	case errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err, nats.ErrNoResponders):
 		return fmt.Errorf("%w: %w", brokers.ErrNoRoute, err)
-	case errors.Is(err, nats.ErrMaxPayload), errors.Is(err, nats.ErrBadSubject):
+	case errors.Is(err, nats.ErrMaxPayload), errors.As(err, &api) && api.ErrorCode == messageExceedsMaximum:
+		return fmt.Errorf("%w: %w", brokers.ErrTooLarge, err)
+	case errors.Is(err, nats.ErrBadSubject):
 		return fmt.Errorf("%w: %w", brokers.ErrRejected, err)
 	case errors.As(err, &api) && api.Code == 400:
 		return fmt.Errorf("%w: %w", brokers.ErrRejected, err)

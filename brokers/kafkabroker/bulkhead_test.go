@@ -1,0 +1,143 @@
+package kafkabroker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+
+	"github.com/unecho/unecho/brokers"
+	"github.com/unecho/unecho/brokers/brokertest"
+	"github.com/unecho/unecho/envelope"
+	"github.com/unecho/unecho/internal/testenv"
+)
+
+func (f *fixture) client(t testing.TB) *kafka.Client {
+	t.Helper()
+	tr := &kafka.Transport{MetadataTTL: 100 * time.Millisecond}
+	t.Cleanup(tr.CloseIdleConnections)
+	return &kafka.Client{Addr: kafka.TCP(f.brokers...), Transport: tr, Timeout: 10 * time.Second}
+}
+
+// A topic that is not there leaves the others theirs, also when the group is shared
+// out anew: the client gives nobody anything then.
+func TestMissingTopicBesideOthers(t *testing.T) {
+	both(t, 2, func(t *testing.T, f *fixture) {
+		later := testenv.Name("later-")
+		c := f.config("g")
+		c.Topics, c.RefreshInterval = []string{later, f.topic}, 200*time.Millisecond
+		one := f.source(t, c)
+		f.put(t, f.topic, 0, "a")
+		f.put(t, f.topic, 1, "b")
+		got := bodies(t, one, 2)
+		if slices.Sort(got); !slices.Equal(got, []string{"a", "b"}) {
+			t.Errorf("received %q", got)
+		}
+		two := f.source(t, c)
+		f.put(t, f.topic, 0, "c")
+		f.put(t, f.topic, 1, "d")
+		if got := either(t, 2, one, two); !slices.Equal(got, []string{"c", "d"}) {
+			t.Errorf("received %q", got)
+		}
+		f.create(t, later)
+		f.put(t, later, 0, "x")
+		if got := either(t, 1, one, two); !slices.Equal(got, []string{"x"}) {
+			t.Errorf("received %q", got)
+		}
+	})
+}
+
+// A topic that somebody deletes leaves the others theirs.
+func TestDeletedTopicBesideOthers(t *testing.T) {
+	both(t, 1, func(t *testing.T, f *fixture) {
+		gone := testenv.Name("gone-")
+		f.create(t, gone)
+		c := f.config("g")
+		c.Topics, c.RefreshInterval = []string{gone, f.topic}, 200*time.Millisecond
+		one := f.source(t, c)
+		f.put(t, gone, 0, "x")
+		f.put(t, f.topic, 0, "a")
+		bodies(t, one, 2)
+		if res, err := f.client(t).DeleteTopics(t.Context(), &kafka.DeleteTopicsRequest{Topics: []string{gone}}); err != nil || res.Errors[gone] != nil {
+			t.Fatal(err, res)
+		}
+		two := f.source(t, c)
+		f.put(t, f.topic, 0, "b")
+		if got := either(t, 1, one, two); !slices.Equal(got, []string{"b"}) {
+			t.Errorf("received %q", got)
+		}
+	})
+}
+
+// either receives and acknowledges n messages from any of the sources.
+func either(t testing.TB, n int, from ...*Source) (got []string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	all := make(chan string)
+	for _, s := range from {
+		go func() {
+			for {
+				d, err := s.Receive(ctx)
+				if err != nil {
+					return
+				}
+				body := string(d.Message.Body)
+				if err := s.Ack(ctx, d); err == nil {
+					select {
+					case all <- body:
+					case <-ctx.Done():
+						return
+					}
+				}
+			}
+		}()
+	}
+	for range n {
+		select {
+		case body := <-all:
+			got = append(got, body)
+		case <-ctx.Done():
+			t.Fatalf("received %q, want %d", got, n)
+		}
+	}
+	slices.Sort(got)
+	return got
+}
+
+// What is too large is told as that, whoever refuses it; and what the broker just
+// takes is not refused before.
+func TestTooLarge(t *testing.T) {
+	f := openReal(t, 1)
+	const limit = 1_048_588
+	m := brokertest.Event(f.topic, "k", 1)
+	wire, err := envelope.Kafka.Encode(m, envelope.Binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := limit - size(wire) + len(wire.Body) - 2*(varint(limit)-1) // two lengths grow with the body
+	for name, most := range map[string]int{"by the publisher": 0, "by the broker": 2 << 20} {
+		t.Run(name, func(t *testing.T) {
+			p, err := NewPublisher(PublisherConfig{Brokers: f.brokers, MaxMessageBytes: most})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = p.Close() }()
+			for _, c := range []struct {
+				n   int
+				err error
+			}{{body, nil}, {body + 20, brokers.ErrTooLarge}} {
+				m.Body = []byte(strings.Repeat("x", c.n))
+				if err := p.Publish(t.Context(), []*envelope.Message{m}).Err(); !errors.Is(err, c.err) {
+					t.Errorf("a body of %d bytes: %v, want %v", c.n, err, c.err)
+				}
+			}
+		})
+	}
+	_ = fmt.Sprint
+}
