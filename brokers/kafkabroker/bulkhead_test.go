@@ -6,10 +6,14 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/segmentio/kafka-go"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/unecho/unecho/brokers"
 	"github.com/unecho/unecho/brokers/brokertest"
@@ -110,6 +114,63 @@ func either(t testing.TB, n int, from ...*Source) (got []string) {
 	return got
 }
 
+// A partition without a leader holds up the others of one call for a second, and
+// those of the calls that follow for nothing; alone it is waited for, and when it
+// serves again it is published to.
+func TestPartitionWithoutLeaderBesideOthers(t *testing.T) {
+	topic := testenv.Name("t-")
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(4, topic))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(cluster.Close)
+	f := &fixture{brokers: cluster.ListenAddrs(), topic: topic}
+	var down atomic.Bool
+	down.Store(true)
+	cluster.ControlKey(int16(kmsg.Produce), func(r kmsg.Request) (kmsg.Response, error, bool) {
+		cluster.KeepControl()
+		req := r.(*kmsg.ProduceRequest)
+		if !down.Load() || req.Topics[0].Partitions[0].Partition != 1 {
+			return nil, nil, false
+		}
+		res := req.ResponseKind().(*kmsg.ProduceResponse)
+		p := kmsg.NewProduceResponseTopicPartition()
+		p.Partition, p.ErrorCode = 1, kerr.NotLeaderForPartition.Code
+		rt := kmsg.NewProduceResponseTopic()
+		rt.Topic, rt.TopicID, rt.Partitions = req.Topics[0].Topic, req.Topics[0].TopicID, []kmsg.ProduceResponseTopicPartition{p}
+		res.Topics = append(res.Topics, rt)
+		return res, nil, true
+	})
+	pub := f.Publisher(t).(*Publisher)
+	var msgs, alone []*envelope.Message
+	on := make([]bool, 40)
+	for i := range on {
+		m := brokertest.Event(topic, fmt.Sprint("k", i), 1)
+		msgs = append(msgs, m)
+		if on[i] = pub.partitionOf(m.Key, []int{0, 1, 2, 3}) == 1; on[i] {
+			alone = append(alone, m)
+		}
+	}
+	began := time.Now()
+	for range 20 {
+		for i, err := range pub.Publish(t.Context(), msgs) {
+			if on[i] != errors.Is(err, brokers.ErrUnavailable) || !on[i] && err != nil {
+				t.Fatalf("message %d, to the partition that is down %v: %v", i, on[i], err)
+			}
+		}
+	}
+	if took := time.Since(began); took > 5*time.Second { // 20 s and more, if each waited a second
+		t.Errorf("20 calls took %v", took)
+	}
+	time.AfterFunc(3*time.Second, func() { down.Store(false) })
+	if err := pub.Publish(t.Context(), alone).Err(); err != nil {
+		t.Errorf("alone, to a partition that serves again after 3 s: %v", err)
+	}
+	if err := pub.Publish(t.Context(), msgs).Err(); err != nil {
+		t.Errorf("when all serve again: %v", err)
+	}
+}
+
 // What is too large is told as that, whoever refuses it; and what the broker just
 // takes is not refused before.
 func TestTooLarge(t *testing.T) {
@@ -139,5 +200,4 @@ func TestTooLarge(t *testing.T) {
 			}
 		})
 	}
-	_ = fmt.Sprint
 }

@@ -5,7 +5,9 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,8 +41,9 @@ type PublisherConfig struct {
 	// BatchSize bounds the messages of a batch. Defaults to 500.
 	BatchSize int
 	// RetryTimeout bounds how long a batch is tried again that the broker has
-	// certainly not stored, when Publish's context does not end before.
-	// Defaults to 10 s.
+	// certainly not stored, when Publish's context does not end before. A
+	// partition that does not serve holds up no other one of the call for that
+	// long: when the others are done it has a second. Defaults to 10 s.
 	RetryTimeout time.Duration
 }
 
@@ -51,11 +54,11 @@ type Publisher struct {
 	client    *kafka.Client
 	transport *kafka.Transport
 	conns     connections
+	waits     waits
 	turn      atomic.Uint32 // of messages without a key
 
 	mu       sync.Mutex
 	closed   bool
-	down     map[partitionKey]bool // they did not serve when they were last tried
 	inFlight sync.WaitGroup
 }
 
@@ -79,8 +82,9 @@ func NewPublisher(c PublisherConfig) (*Publisher, error) {
 	if c.RetryTimeout <= 0 {
 		c.RetryTimeout = 10 * time.Second
 	}
-	p := &Publisher{c: c, down: make(map[partitionKey]bool)}
+	p := &Publisher{c: c}
 	p.transport = p.conns.transport(c.ClientID, c.TLS, c.SASL)
+	p.waits.timeout = c.RetryTimeout
 	p.client = &kafka.Client{Addr: kafka.TCP(c.Brokers...), Transport: p.transport, Timeout: 30 * time.Second}
 	return p, nil
 }
@@ -100,10 +104,13 @@ func (p *Publisher) Publish(ctx context.Context, msgs []*envelope.Message) broke
 		return brokers.Fill(len(msgs), brokers.ErrClosed)
 	}
 	defer p.inFlight.Done()
-	c := &call{p: p, ctx: ctx, res: make(brokers.Results, len(msgs)), failed: make(map[string]int)}
+	c := &call{p: p, ctx: ctx, end: time.Now().Add(p.c.RetryTimeout), parts: make(map[partitionKey][]item),
+		res: make(brokers.Results, len(msgs)), failed: make(map[string]int)}
+	var routes sync.WaitGroup
 	for topic, items := range c.prepare(msgs) {
-		c.route(topic, items)
+		routes.Go(func() { c.route(topic, items) })
 	}
+	routes.Wait()
 	c.send()
 	return c.res
 }
@@ -133,11 +140,12 @@ func (p *Publisher) Close() error {
 
 // call is one Publish.
 type call struct {
-	p     *Publisher
-	ctx   context.Context
-	parts map[partitionKey][]item
+	p   *Publisher
+	ctx context.Context
+	end time.Time // of trying to find the partitions
 
 	mu     sync.Mutex // guards what follows
+	parts  map[partitionKey][]item
 	res    brokers.Results
 	failed map[string]int // by topic and key, the place of the first message that has failed
 }
@@ -227,9 +235,8 @@ func (c *call) route(topic string, items []item) {
 		}
 		return
 	}
-	if c.parts == nil {
-		c.parts = make(map[partitionKey][]item)
-	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for _, it := range items {
 		k := partitionKey{topic, c.p.partitionOf(it.wire.Key, ids)}
 		c.parts[k] = append(c.parts[k], it)
@@ -247,7 +254,7 @@ func (p *Publisher) partitionOf(key []byte, ids []int) int {
 
 // partitions asks for the partitions of a topic, until the broker has told.
 func (c *call) partitions(topic string) (ids []int, err error) {
-	err = c.retry(func(ctx context.Context) error {
+	err = c.retry(func() time.Time { return c.end }, func(ctx context.Context) error {
 		res, err := c.p.client.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{topic}})
 		if err != nil {
 			return notSent(err)
@@ -274,17 +281,31 @@ func (c *call) partitions(topic string) (ids []int, err error) {
 
 // send publishes to all partitions at once, to each of them batch by batch.
 func (c *call) send() {
+	keys := slices.Collect(maps.Keys(c.parts))
+	w := c.p.waits.begin(keys)
 	var wg sync.WaitGroup
 	for k, items := range c.parts {
-		wg.Go(func() {
-			for len(items) > 0 {
-				var batch []item
-				batch, items = c.cut(items)
-				c.sendBatch(k, batch)
-			}
-		})
+		wg.Go(func() { c.sendPartition(k, items, w[k]) })
 	}
 	wg.Wait()
+}
+
+// sendPartition publishes the items of one partition. Behind a batch for which it
+// does not serve nothing more is tried.
+func (c *call) sendPartition(k partitionKey, items []item, w *wait) {
+	err := w.err
+	defer func() { w.finish(err) }()
+	for len(items) > 0 {
+		var batch []item
+		if batch, items = c.cut(items); len(batch) == 0 {
+			continue
+		}
+		if !errors.Is(err, brokers.ErrUnavailable) {
+			err = c.sendBatch(k, batch, w)
+		} else {
+			c.failAll(batch, err)
+		}
+	}
 }
 
 // cut takes the next batch off items. What follows a failed message of its key
@@ -306,25 +327,32 @@ func (c *call) cut(items []item) (batch, rest []item) {
 }
 
 // sendBatch publishes one batch. If the broker refuses it, the members are
-// sent one by one, so that only the guilty one is refused.
-func (c *call) sendBatch(k partitionKey, batch []item) {
-	if len(batch) == 0 {
-		return
-	}
-	err := c.retry(func(ctx context.Context) error { return c.produce(ctx, k, batch) })
+// sent one by one, so that only the guilty one is refused. It returns what became
+// of the last one.
+func (c *call) sendBatch(k partitionKey, batch []item, w *wait) error {
+	err := c.retry(w.until, func(ctx context.Context) error {
+		err := c.produce(ctx, k, batch)
+		w.note(err)
+		return err
+	})
 	if errors.Is(err, brokers.ErrRejected) && len(batch) > 1 {
 		for _, it := range batch {
 			if c.blocked(it) {
 				c.fail(it, brokers.ErrBlocked)
 				continue
 			}
-			c.sendBatch(k, []item{it})
+			err = c.sendBatch(k, []item{it}, w)
 		}
-		return
+		return err
 	}
-	if err == nil {
-		return // the results are nil already
+	if err != nil { // the results are nil already
+		c.failAll(batch, err)
 	}
+	return err
+}
+
+// failAll records the result of a batch.
+func (c *call) failAll(batch []item, err error) {
 	for _, it := range batch {
 		if c.blocked(it) { // an earlier one of the batch has the same key and the same fate
 			c.fail(it, brokers.ErrBlocked)
@@ -350,18 +378,17 @@ func (c *call) produce(ctx context.Context, k partitionKey, batch []item) error 
 	return classify(res.Error)
 }
 
-// retry runs f until it succeeds or fails for good. Only what was certainly
-// not stored is tried again here: whether to repeat an unknown one is for the
-// caller, who knows what comes behind it.
-func (c *call) retry(f func(context.Context) error) error {
-	deadline := time.Now().Add(c.p.c.RetryTimeout)
+// retry runs f until it succeeds, fails for good, or it is later than until says.
+// Only what was certainly not stored is tried again here: whether to repeat an
+// unknown one is for the caller, who knows what comes behind it.
+func (c *call) retry(until func() time.Time, f func(context.Context) error) error {
 	for n := 0; ; n++ {
 		if c.ctx.Err() != nil {
 			return fmt.Errorf("%w: %w", brokers.ErrUnavailable, c.ctx.Err())
 		}
 		err := f(c.ctx)
 		again := errors.Is(err, brokers.ErrUnavailable) && !errors.Is(err, errRefusedDial) || errors.Is(err, brokers.ErrNoRoute) && n < 2
-		if !again || time.Now().After(deadline) {
+		if !again || time.Now().After(until()) {
 			return err
 		}
 		pause(c.ctx, min(50*time.Millisecond<<min(n, 4), 500*time.Millisecond))
