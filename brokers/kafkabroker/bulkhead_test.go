@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -169,6 +170,73 @@ func TestPartitionWithoutLeaderBesideOthers(t *testing.T) {
 	if err := pub.Publish(t.Context(), msgs).Err(); err != nil {
 		t.Errorf("when all serve again: %v", err)
 	}
+}
+
+// A topic of dead letters that takes as much as the one that is consumed does not
+// take all that comes from it, because a dead letter says why it is there.
+func TestDeadLetterTopicsAreCompared(t *testing.T) {
+	f := openReal(t, 1)
+	same, larger := testenv.Name("dead-"), testenv.Name("dead-")
+	res, err := f.client(t).CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{
+		{Topic: same, NumPartitions: 1, ReplicationFactor: 1},
+		{Topic: larger, NumPartitions: 1, ReplicationFactor: 1, ConfigEntries: []kafka.ConfigEntry{{ConfigName: "max.message.bytes", ConfigValue: "2000000"}}}}})
+	if err := errors.Join(err, res.Errors[same], res.Errors[larger]); err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan error, 10)
+	c := f.config("g")
+	c.DeadLetterTopics, c.OnError = []string{same, larger}, func(err error) { told <- err }
+	s := f.source(t, c)
+	select {
+	case err := <-told:
+		if !errors.Is(err, ErrDeadLetterLimit) || !strings.Contains(err.Error(), same) || strings.Contains(err.Error(), larger) {
+			t.Errorf("told %v, want ErrDeadLetterLimit about %s", err, same)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("nothing was told")
+	}
+	f.put(t, f.topic, 0, "a")
+	bodies(t, s, 1)
+	_ = s.Close()
+	for len(told) > 0 {
+		t.Errorf("told as well: %v", <-told)
+	}
+}
+
+// Close returns when the connections have ended, also that of a fetch that the
+// broker still holds.
+func TestCloseEndsConnections(t *testing.T) {
+	both(t, 2, func(t *testing.T, f *fixture) {
+		s := f.source(t, f.config("g"))
+		f.put(t, f.topic, 0, "a")
+		bodies(t, s, 1)
+		p := f.Publisher(t).(*Publisher)
+		if err := p.Publish(t.Context(), []*envelope.Message{brokertest.Event(f.topic, "k", 1)}).Err(); err != nil {
+			t.Fatal(err)
+		}
+		for name, c := range map[string]struct {
+			of    *connections
+			close func() error
+		}{"source": {&s.conns, s.Close}, "publisher": {&p.conns, p.Close}} {
+			var open []net.Conn
+			c.of.mu.Lock()
+			for conn := range c.of.open {
+				open = append(open, conn)
+			}
+			c.of.mu.Unlock()
+			if err := c.close(); err != nil || len(open) == 0 {
+				t.Errorf("%s: close with %d connections: %v", name, len(open), err)
+			}
+			for _, conn := range open {
+				if _, err := conn.Write([]byte{0}); !errors.Is(err, net.ErrClosed) {
+					t.Errorf("%s: a connection is open after Close: %v", name, err)
+				}
+			}
+			if _, err := c.of.dial(t.Context(), "tcp", f.brokers[0]); !errors.Is(err, net.ErrClosed) {
+				t.Errorf("%s: a connection is made after Close: %v", name, err)
+			}
+		}
+	})
 }
 
 // What is too large is told as that, whoever refuses it; and what the broker just

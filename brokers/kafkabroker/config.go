@@ -113,11 +113,18 @@ type Config struct {
 	// StuckAfter is how long a partition may wait for one message before Stuck
 	// tells. Defaults to a minute.
 	StuckAfter time.Duration
+	// DeadLetterTopics are those that dead letters of what is consumed go to, if they
+	// are on the same cluster. When the source starts, their limits are compared
+	// with those of the topics that are consumed, and OnError is told of each that
+	// takes less than it may have to: the error matches ErrDeadLetterLimit. It needs
+	// the right to describe the topics' configuration. Defaults to none.
+	DeadLetterTopics []string
 	// FetchBytes is how much of a partition is fetched at once, less when there is
 	// no room for that. A larger message passes. Defaults to 1 MiB.
 	FetchBytes int
 	// OnError is told of errors that the source waits out: a broker that is
-	// away, a join that failed. It must not block. Defaults to none.
+	// away, a join that failed, a topic that is not there. It must not block, and
+	// may be called by several goroutines at once. Defaults to none.
 	OnError func(error)
 }
 

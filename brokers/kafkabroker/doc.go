@@ -32,8 +32,9 @@
 //   - Rebalance time-out 30 s. The time that handlers have to finish when a
 //     partition is taken away is the lesser of the two, less a margin, because
 //     kafka-go sends no heartbeats once a generation has ended.
-//   - Window of 64 unsettled messages and 4 MiB for each partition: enough to
-//     hide the way to the broker, and what a slow handler can pile up is bounded.
+//   - Window of 65,536 offsets for each partition, and 64 MiB over all of them: a
+//     message that has to wait holds up no other one before a crash would bring back
+//     more than that, and what a slow handler can pile up is bounded.
 //   - A fetch takes 1 MiB of a partition and waits for half a second if there is
 //     nothing: larger ones are hardly faster, and are memory for each partition.
 //   - Offsets are committed at most 200 ms after progress: they only decide how
@@ -59,6 +60,11 @@
 //   - After a broken connection kafka-go forgets its member id and joins as a
 //     new member, while the coordinator waits for the old one to time out. So
 //     the source leaves the group for the old id, until that is answered.
+//   - The group is joined with the topics that are there. One that is missing makes
+//     kafka-go give nobody a partition of any topic, so its balancers look again by
+//     themselves where they are given none.
+//   - A call of Publish returns when all of its partitions have answered, so one
+//     that does not serve is not waited for to the end beside others that do.
 //   - How many partitions there are is counted before the join whose assignment
 //     they decide, so that what appears in between is noticed.
 //   - A broken connection is not a lost generation: a commit that met one is

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/segmentio/kafka-go"
@@ -26,7 +27,11 @@ func (s *Source) consume(ctx context.Context) {
 		s.assigned(ctx)
 		return
 	}
-	for known := s.present(ctx); ctx.Err() == nil && !s.failed(); {
+	first := s.present(ctx)
+	var checks sync.WaitGroup
+	checks.Go(func() { s.checkDeadLetters(ctx, first) })
+	defer checks.Wait()
+	for known := first; ctx.Err() == nil && !s.failed(); {
 		while, changed := context.WithCancel(ctx)
 		next := make(chan topology, 1)
 		go func() {

@@ -355,3 +355,24 @@ func TestMessageIDIsInjective(t *testing.T) {
 		t.Error("a message without an identity has a message id")
 	}
 }
+
+// What is too large is told as that, whoever refuses it: the stream, which may
+// allow less than the server, or the server.
+func TestTooLarge(t *testing.T) {
+	f := open(t, embedded(t))
+	js, err := jetstream.New(f.connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "SMALL", Subjects: []string{"small.>"}, MaxMsgSize: 1000}); err != nil {
+		t.Fatal(err)
+	}
+	p := f.Publisher(t)
+	for topic, n := range map[string]int{"small.x": 2000, f.Topic(): 1 << 20} {
+		m := brokertest.Event(topic, "k", 1)
+		m.Body = make([]byte, n)
+		if err := p.Publish(t.Context(), []*envelope.Message{m}).Err(); !errors.Is(err, brokers.ErrTooLarge) {
+			t.Errorf("%d bytes to %s: %v, want ErrTooLarge", n, topic, err)
+		}
+	}
+}
