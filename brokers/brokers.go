@@ -141,7 +141,7 @@ type Stalling interface {
 	Stuck() []Stuck
 }
 
-// Publisher hands messages to a broker.
+// Publisher hands messages to a broker. Its methods may be called concurrently.
 type Publisher interface {
 	// Publish publishes msgs and waits until each is known to be accepted,
 	// refused or lost. The results are as many as msgs and positional: nil at
@@ -163,6 +163,24 @@ type Publisher interface {
 	// documents, and releases the connection if the publisher owns it.
 	// Publish answers ErrClosed afterwards. A second Close returns nil.
 	Close() error
+}
+
+// Prober is an optional power of a [Publisher]: it can ask the broker how it is.
+type Prober interface {
+	// Probe asks the broker for a word of its own, that is about no topic. Nil means
+	// that it serves: an outage that a publish met is then one of the topic or
+	// partition. Otherwise the error matches ErrUnavailable. It returns within ctx,
+	// and stores nothing.
+	Probe(ctx context.Context) error
+}
+
+// Router is an optional power of a [Publisher]: it knows which messages go to the
+// same part of the broker, and so fare alike when that part does not serve.
+type Router interface {
+	// Destination names where m goes, for people too: its topic, or that and a
+	// partition. It does not wait, so it may say less than it would know later, and
+	// modifies nothing.
+	Destination(m *envelope.Message) string
 }
 
 // Results are the positional answers of [Publisher.Publish].

@@ -1,34 +1,40 @@
 package outbox
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
 	"github.com/unecho/unecho/brokers"
 )
 
-// judge turns the publisher's answers into settlements. It returns nil in an
-// outage: nobody's attempts are spent then, and the rows stay where they are
-// instead of moving aside one by one.
-func (r *Relay) judge(rows []Row, results brokers.Results) []Settlement {
-	if down(results) {
-		return nil
+// judge turns the publisher's answers into settlements. It returns an error in an
+// outage of the broker: nobody's attempts are spent then, and the rows stay where
+// they are instead of moving aside one by one.
+func (r *Relay) judge(ctx context.Context, b []entry) ([]Settlement, error) {
+	if err := r.outage(ctx, b); err != nil {
+		return nil, fmt.Errorf("outbox: publish: %w", err)
 	}
-	ss := make([]Settlement, len(rows))
-	next := 0
-	for i, row := range rows {
+	r.learn(ctx, b)
+	ss := make([]Settlement, len(b))
+	for i, e := range b {
 		switch {
-		case row.Blocked:
-			ss[i] = Settlement{Row: row, Action: Hold, Reason: behind}
-		case row.Err != nil:
-			ss[i] = Settlement{Row: row, Action: r.park(), Reason: reason(row.Err)}
+		case e.row.Blocked:
+			ss[i] = Settlement{Row: e.row, Action: Hold, Reason: behind}
+		case e.row.Err != nil:
+			ss[i] = Settlement{Row: e.row, Action: r.park(), Reason: reason(e.row.Err)}
+		case e.fate == waiting:
+			ss[i] = Settlement{Row: e.row, Action: Hold, Reason: unserved} // due at once, if the probe went
+			if d := r.down[e.to]; d != nil {
+				ss[i].After = r.aside(d)
+			}
 		default:
-			ss[i] = r.one(row, results[next])
-			next++
+			ss[i] = r.one(e)
 		}
 	}
-	return ss
+	return ss, nil
 }
 
 // goes reports whether the row is to be published.
@@ -56,27 +62,20 @@ func block(rows []Row) {
 	}
 }
 
-const behind = "behind a held row of the same key"
+// Reasons of rows that were not published.
+const (
+	behind   = "behind a held row of the same key"
+	unserved = "the topic or partition does not serve"
+)
 
-// down reports whether the broker was out of reach: some messages say so, and
-// none has an answer that only the broker can give. A rejection may come from
-// the adapter, which knows the limits.
-func down(results brokers.Results) bool {
-	out := false
-	for _, err := range results {
-		switch {
-		case isOutage(err):
-			out = true
-		case !errors.Is(err, brokers.ErrBlocked) && !errors.Is(err, brokers.ErrRejected):
-			return false // nil, too
-		}
-	}
-	return out
+// answered reports whether an answer can only come from the broker.
+func answered(err error) bool {
+	return !isOutage(err) && !errors.Is(err, brokers.ErrBlocked) && !errors.Is(err, brokers.ErrRejected)
 }
 
 // one is the settlement of one row by the publisher's answer.
-func (r *Relay) one(row Row, err error) Settlement {
-	s := Settlement{Row: row, Action: Hold}
+func (r *Relay) one(e entry) Settlement {
+	s, row, err := Settlement{Row: e.row, Action: Hold}, e.row, e.err
 	switch {
 	case err == nil:
 		s.Action = Sent
@@ -84,10 +83,11 @@ func (r *Relay) one(row Row, err error) Settlement {
 	case errors.Is(err, brokers.ErrBlocked):
 		s.Reason = behind
 		return s
-	case isOutage(err):
+	case isOutage(err), errors.Is(err, brokers.ErrNoRoute):
 		s.After = r.o.Backoff
-	case errors.Is(err, brokers.ErrNoRoute):
-		s.After = r.backoff(5)
+		if d := r.down[e.to]; d != nil {
+			s.After = r.aside(d)
+		}
 	case errors.Is(err, brokers.ErrRejected):
 		s.Action, s.Counted = r.park(), true
 	default:
@@ -112,16 +112,6 @@ func (r *Relay) park() Action {
 // waiting helps.
 func isOutage(err error) bool {
 	return errors.Is(err, brokers.ErrUnavailable) || errors.Is(err, brokers.ErrUnknown) || errors.Is(err, brokers.ErrClosed)
-}
-
-// outage returns the first result that says why nothing went.
-func outage(results brokers.Results) error {
-	for _, err := range results {
-		if isOutage(err) {
-			return err
-		}
-	}
-	return results.Err()
 }
 
 // backoff is the wait after the nth refusal.

@@ -18,6 +18,22 @@ var (
 	errRefused = errors.New("an answer of no class")
 )
 
+// judged are the settlements of rows when the publisher gives results for those that
+// go; nil in an outage.
+func judged(t *testing.T, r *Relay, rows []Row, results brokers.Results) []Settlement {
+	b := r.plan(rows)
+	for i := range b {
+		if b[i].fate != stays {
+			b[i].err, results = results[0], results[1:]
+		}
+	}
+	ss, err := r.judge(t.Context(), b)
+	if (ss == nil) != isOutage(err) {
+		t.Fatalf("%d settlements, %v", len(ss), err)
+	}
+	return ss
+}
+
 // One row, refused for each reason, for the given time. The other row of the
 // batch went, so that it is no outage.
 func TestJudgeEveryClass(t *testing.T) {
@@ -37,7 +53,7 @@ func TestJudgeEveryClass(t *testing.T) {
 		{"unavailable", nil, 9, wrapped(brokers.ErrUnavailable), Hold, false, 500 * time.Millisecond},
 		{"unknown", nil, 9, wrapped(brokers.ErrUnknown), Hold, false, 500 * time.Millisecond},
 		{"closed", nil, 9, wrapped(brokers.ErrClosed), Hold, false, 500 * time.Millisecond},
-		{"no route", nil, 9, wrapped(brokers.ErrNoRoute), Hold, false, 8 * time.Second},
+		{"no route", nil, 9, wrapped(brokers.ErrNoRoute), Hold, false, 500 * time.Millisecond},
 		{"rejected", nil, 0, wrapped(brokers.ErrRejected), Park, true, 0},
 		{"rejected, pass", skip, 0, wrapped(brokers.ErrRejected), Skip, true, 0},
 		{"rejected, no limit", forever, 0, wrapped(brokers.ErrRejected), Park, true, 0},
@@ -49,7 +65,7 @@ func TestJudgeEveryClass(t *testing.T) {
 	} {
 		r := NewRelay(newMemory(), takes(0), c.o)
 		row := Row{ID: 1, Attempts: c.attempts, Message: &envelope.Message{}}
-		ss := r.judge([]Row{row, {ID: 2, Message: &envelope.Message{}}}, brokers.Results{c.err, nil})
+		ss := judged(t, r, []Row{row, {ID: 2, Message: &envelope.Message{}}}, brokers.Results{c.err, nil})
 		got := ss[0]
 		if got.Row.ID != 1 || got.Action != c.want || got.Counted != c.counted || got.After != c.after {
 			t.Errorf("%s: %+v, want action %d, counted %v, after %v", c.name, got, c.want, c.counted, c.after)
@@ -94,7 +110,7 @@ func TestB42JudgeTellsAnOutage(t *testing.T) {
 			}
 			rows = append(rows, row)
 		}
-		ss := NewRelay(newMemory(), takes(0), nil).judge(rows, results)
+		ss := judged(t, NewRelay(newMemory(), takes(0), nil), rows, results)
 		if (ss == nil) != c.outage {
 			t.Errorf("%s: settled %v, outage %v", c.name, ss, c.outage)
 		}

@@ -44,12 +44,14 @@ type memoryRow struct {
 
 func newMemory() *memory { return &memory{calls: map[string]int{}} }
 
-func (s *memory) add(ids ...string) {
+func (s *memory) add(ids ...string) { s.addTo("t", ids...) }
+
+func (s *memory) addTo(topic string, ids ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, id := range ids {
 		s.last++
-		m := &envelope.Message{ID: id, Source: "/s", Type: "t", Topic: "t", Key: []byte(id)}
+		m := &envelope.Message{ID: id, Source: "/s", Type: "t", Topic: topic, Key: []byte(id)}
 		s.rows = append(s.rows, memoryRow{Row: Row{ID: s.last, Message: m}})
 	}
 }

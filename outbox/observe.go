@@ -20,6 +20,13 @@ const (
 	StepSettle Step = "settle"
 	// StepFenced: another relay has taken over.
 	StepFenced Step = "fenced"
+	// StepDown: what went to a topic or partition met an outage, and the broker does
+	// not have one, or there is no such topic. Its rows are held aside, others go on.
+	// Err is what one of them met.
+	StepDown Step = "down"
+	// StepUp: a topic or partition that was down serves again. Took is for how
+	// long it did not.
+	StepUp Step = "up"
 	// StepFailed: the store or the broker did not do its part. Run goes on.
 	StepFailed Step = "failed"
 )
@@ -34,6 +41,9 @@ type Event struct {
 	Settled []Settlement
 	Err     error
 	Took    time.Duration
+	// Destination is the topic or partition of StepDown and StepUp, as the publisher
+	// names it.
+	Destination string
 }
 
 // Observer is told what happens, on the path of the batch and in turn: Observe

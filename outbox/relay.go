@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/unecho/unecho/brokers"
-	"github.com/unecho/unecho/envelope"
 )
 
 // RelayOptions are the settings of [NewRelay]. The zero value, and nil, is the
@@ -67,7 +66,8 @@ type Relay struct {
 	held     bool
 	until    time.Time // when the lease may have run out, at the latest
 	pruneAt  time.Time
-	failures int // steps in a row that failed at the store or at the broker
+	failures int                     // steps in a row that failed at the store or at the broker
+	down     map[string]*destination // by name, those that do not serve
 }
 
 // NewRelay returns a relay that reads from store and publishes to pub, both of
@@ -76,7 +76,7 @@ func NewRelay(store Store, pub brokers.Publisher, o *RelayOptions) *Relay {
 	if store == nil || pub == nil {
 		panic("outbox: NewRelay: the store or the publisher is nil")
 	}
-	r := &Relay{store: store, pub: pub, wake: make(chan struct{}, 1)}
+	r := &Relay{store: store, pub: pub, wake: make(chan struct{}, 1), down: make(map[string]*destination)}
 	if o != nil {
 		r.o = *o
 	}
@@ -149,7 +149,7 @@ func (r *Relay) step(ctx, publishing context.Context) (int, error) {
 		return 0, err
 	}
 	var rows []Row
-	var results brokers.Results
+	var b []entry
 	err := r.underLease(ctx, func(ctx context.Context) (err error) {
 		if rows, err = r.read(ctx); err != nil || len(rows) == 0 {
 			return err
@@ -157,8 +157,8 @@ func (r *Relay) step(ctx, publishing context.Context) (int, error) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(publishing, cancel)()
-		results, err = r.publish(ctx, rows)
-		return err
+		b = r.plan(rows)
+		return r.publish(ctx, b)
 	})
 	switch {
 	case err != nil:
@@ -166,9 +166,9 @@ func (r *Relay) step(ctx, publishing context.Context) (int, error) {
 	case len(rows) == 0:
 		return 0, nil
 	}
-	ss := r.judge(rows, results)
-	if ss == nil {
-		return 0, fmt.Errorf("outbox: publish: %w", outage(results))
+	ss, err := r.judge(ctx, b)
+	if err != nil {
+		return 0, err
 	}
 	return r.settle(ctx, ss)
 }
@@ -188,28 +188,6 @@ func (r *Relay) read(ctx context.Context) ([]Row, error) {
 		r.observe(ctx, Event{Step: StepRead, Rows: rows, Took: time.Since(start)})
 	}
 	return rows, nil
-}
-
-// publish publishes the rows that can go.
-func (r *Relay) publish(ctx context.Context, rows []Row) (brokers.Results, error) {
-	msgs := make([]*envelope.Message, 0, len(rows))
-	for _, row := range rows {
-		if row.goes() {
-			msgs = append(msgs, row.Message)
-		}
-	}
-	if len(msgs) == 0 {
-		return nil, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, r.o.PublishTimeout)
-	defer cancel()
-	start := time.Now()
-	results := r.pub.Publish(ctx, msgs)
-	r.observe(ctx, Event{Step: StepPublish, Rows: rows, Err: results.Err(), Took: time.Since(start)})
-	if len(results) != len(msgs) {
-		return nil, fmt.Errorf("outbox: the publisher gave %d results for %d messages", len(results), len(msgs))
-	}
-	return results, nil
 }
 
 func (r *Relay) settle(ctx context.Context, ss []Settlement) (int, error) {

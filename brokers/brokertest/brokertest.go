@@ -58,6 +58,10 @@ type AckLoser interface {
 // back, when Restart returns.
 type Restarter interface{ Restart(t testing.TB) }
 
+// Stopper is an optional power of a [Fixture] whose broker is its own: it stops to
+// serve, for good.
+type Stopper interface{ Stop(t testing.TB) }
+
 // Widener is an optional power of a [Fixture] of a broker with lanes: it returns
 // a topic of so many of them.
 type Widener interface {
@@ -117,6 +121,7 @@ func Cases() []Case {
 		{Name: "a missing topic is told", Func: missingTopic},
 		{Name: "what follows a failed message of its key is not sent", Func: blocked},
 		{Name: "publish after close", Func: publishAfterClose},
+		{Name: "a publisher that can be asked says that the broker serves", Func: probe},
 		{Name: "publish with a context that is done", Func: publishDone},
 	}
 }

@@ -548,6 +548,33 @@ func publishAfterClose(t testing.TB, f Fixture) {
 	}
 }
 
+func probe(t testing.TB, f Fixture) {
+	p := f.Publisher(t)
+	asked, ok := p.(brokers.Prober)
+	if !ok {
+		t.Skip("n/a: the publisher cannot be asked")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := asked.Probe(ctx); err != nil {
+		t.Errorf("probe of a broker that serves: %v", err)
+	}
+	if d, ok := f.(Stopper); ok {
+		d.Stop(t)
+		short, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		if err := asked.Probe(short); !errors.Is(err, brokers.ErrUnavailable) {
+			t.Errorf("probe of a broker that was stopped: %v, want ErrUnavailable", err)
+		}
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := asked.Probe(ctx); !errors.Is(err, brokers.ErrUnavailable) {
+		t.Errorf("probe after close: %v, want ErrUnavailable", err)
+	}
+}
+
 func publishDone(t testing.TB, f Fixture) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

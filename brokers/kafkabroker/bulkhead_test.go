@@ -148,7 +148,7 @@ func TestPartitionWithoutLeaderBesideOthers(t *testing.T) {
 	for i := range on {
 		m := brokertest.Event(topic, fmt.Sprint("k", i), 1)
 		msgs = append(msgs, m)
-		if on[i] = pub.partitionOf(m.Key, []int{0, 1, 2, 3}) == 1; on[i] {
+		if on[i] = pub.partitionOf(topic, m.Key, []int{0, 1, 2, 3}) == 1; on[i] {
 			alone = append(alone, m)
 		}
 	}
@@ -163,6 +163,16 @@ func TestPartitionWithoutLeaderBesideOthers(t *testing.T) {
 	if took := time.Since(began); took > 5*time.Second { // 20 s and more, if each waited a second
 		t.Errorf("20 calls took %v", took)
 	}
+	var unkeyed []*envelope.Message
+	for i := range 20 {
+		unkeyed = append(unkeyed, brokertest.Event(topic, "", i))
+	}
+	if n := failures(pub.Publish(t.Context(), unkeyed)); n > 5 { // those that try it once its rest is over
+		t.Errorf("%d of 20 messages without a key went to the partition that is down", n)
+	}
+	if to := pub.Destination(alone[0]); to != topic+"/1" {
+		t.Errorf("destination %q", to)
+	}
 	time.AfterFunc(3*time.Second, func() { down.Store(false) })
 	if err := pub.Publish(t.Context(), alone).Err(); err != nil {
 		t.Errorf("alone, to a partition that serves again after 3 s: %v", err)
@@ -170,6 +180,15 @@ func TestPartitionWithoutLeaderBesideOthers(t *testing.T) {
 	if err := pub.Publish(t.Context(), msgs).Err(); err != nil {
 		t.Errorf("when all serve again: %v", err)
 	}
+}
+
+func failures(res brokers.Results) (n int) {
+	for _, err := range res {
+		if err != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // A topic of dead letters that takes as much as the one that is consumed does not

@@ -106,6 +106,14 @@ func (f own) Restart(testing.TB) {
 	f.server.Boot()
 }
 
+// fake is a fixture whose emulated broker can be stopped.
+type fake struct {
+	*fixture
+	cluster *kfake.Cluster
+}
+
+func (f fake) Stop(testing.TB) { f.cluster.Close() }
+
 func openFake(t testing.TB, partitions int) *fixture {
 	t.Helper()
 	topic := testenv.Name("t-")
@@ -127,7 +135,15 @@ func openReal(t testing.TB, partitions int) *fixture {
 // says that there are none; it compacts nothing, keeps one replica, and serves at
 // once. What depends on that runs on the real one alone.
 func TestConformanceEmulated(t *testing.T) {
-	brokertest.Run(t, func(t testing.TB) brokertest.Fixture { return openFake(t, 4) })
+	brokertest.Run(t, func(t testing.TB) brokertest.Fixture {
+		topic := testenv.Name("t-")
+		c, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(4, topic))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Close)
+		return fake{&fixture{brokers: c.ListenAddrs(), topic: topic}, c}
+	})
 }
 
 func TestConformance(t *testing.T) {

@@ -288,7 +288,7 @@ func TestPartitionOfKeyIsThatOfTheJavaClient(t *testing.T) {
 	}
 	for key, hash := range map[string]int32{"21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536,
 		"a-little-bit-longer-string": -1486304829, "lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971} {
-		if got, want := p.partitionOf([]byte(key), ids), int(hash&0x7fffffff)%1000; got != want {
+		if got, want := p.partitionOf("t", []byte(key), ids), int(hash&0x7fffffff)%1000; got != want {
 			t.Errorf("key %q goes to %d, want %d", key, got, want)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/bits"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,14 +48,16 @@ type PublisherConfig struct {
 	RetryTimeout time.Duration
 }
 
-// Publisher publishes to Kafka. It implements brokers.Publisher. Messages with
-// a key go where the Java client's default partitioner puts them.
+// Publisher publishes to Kafka. It implements brokers.Publisher, brokers.Prober and
+// brokers.Router. Messages with a key go where the Java client's default partitioner
+// puts them, the others take turns between the partitions that serve.
 type Publisher struct {
 	c         PublisherConfig
 	client    *kafka.Client
 	transport *kafka.Transport
 	conns     connections
 	waits     waits
+	sizes     sync.Map      // by topic, how many partitions it was last known to have
 	turn      atomic.Uint32 // of messages without a key
 
 	mu       sync.Mutex
@@ -238,18 +241,62 @@ func (c *call) route(topic string, items []item) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, it := range items {
-		k := partitionKey{topic, c.p.partitionOf(it.wire.Key, ids)}
+		k := partitionKey{topic, c.p.partitionOf(topic, it.wire.Key, ids)}
 		c.parts[k] = append(c.parts[k], it)
 	}
 }
 
 // partitionOf is the Java client's choice for a key; messages without one take
 // turns, as nobody can ask for their order.
-func (p *Publisher) partitionOf(key []byte, ids []int) int {
+func (p *Publisher) partitionOf(topic string, key []byte, ids []int) int {
 	if key == nil {
-		return ids[int(p.turn.Add(1)%uint32(len(ids)))]
+		return p.next(topic, ids)
 	}
 	return kafka.Murmur2Balancer{Consistent: true}.Balance(kafka.Message{Key: key}, ids...)
+}
+
+// next is the partition of a message without a key.
+func (p *Publisher) next(topic string, ids []int) (id int) {
+	for range ids {
+		if id = ids[int(p.turn.Add(1)%uint32(len(ids)))]; !p.waits.isDown(partitionKey{topic, id}) {
+			break
+		}
+	}
+	return id
+}
+
+// Probe implements brokers.Prober.
+func (p *Publisher) Probe(ctx context.Context) error {
+	if !p.enter() {
+		return fmt.Errorf("%w: %w", brokers.ErrUnavailable, brokers.ErrClosed)
+	}
+	defer p.inFlight.Done()
+	res, err := p.client.ApiVersions(ctx, &kafka.ApiVersionsRequest{}) // what the client does not answer by itself
+	if err == nil {
+		err = res.Error
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", brokers.ErrUnavailable, err)
+	}
+	return nil
+}
+
+// Destination implements brokers.Router: the partition of a message with a key, as
+// soon as it is known how many its topic has.
+func (p *Publisher) Destination(m *envelope.Message) string {
+	n, ok := p.sizes.Load(m.Topic)
+	if !ok || m.Key == nil {
+		return m.Topic
+	}
+	return m.Topic + "/" + strconv.Itoa(p.partitionOf(m.Topic, m.Key, upTo(n.(int))))
+}
+
+func upTo(n int) []int {
+	ids := make([]int, n)
+	for i := range ids {
+		ids[i] = i
+	}
+	return ids
 }
 
 // partitions asks for the partitions of a topic, until the broker has told.
@@ -266,10 +313,8 @@ func (c *call) partitions(topic string) (ids []int, err error) {
 			if t.Error != nil {
 				return classify(t.Error)
 			}
-			ids = make([]int, len(t.Partitions))
-			for i := range ids {
-				ids[i] = i
-			}
+			ids = upTo(len(t.Partitions))
+			c.p.sizes.Store(topic, len(ids))
 		}
 		if len(ids) == 0 {
 			return fmt.Errorf("%w: %s", brokers.ErrNoRoute, topic)

@@ -44,6 +44,14 @@ type rest struct {
 	next  time.Duration
 }
 
+// isDown reports whether a partition is to be left alone.
+func (w *waits) isDown(k partitionKey) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r, down := w.down[k]
+	return down && time.Now().Before(r.until)
+}
+
 // wait is that of one partition in one call.
 type wait struct {
 	c       *callWaits

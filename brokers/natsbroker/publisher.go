@@ -37,7 +37,8 @@ type PublisherConfig struct {
 	Timeout time.Duration
 }
 
-// Publisher publishes to JetStream. It implements brokers.Publisher. Only one
+// Publisher publishes to JetStream. It implements brokers.Publisher and
+// brokers.Prober. Only one
 // message of a topic and key is unanswered at a time. Besides publishing to the
 // subjects it needs the permission to request $JS.API.STREAM.MSG.GET of their
 // streams: without it a repeated publish stays unknown until the stream's
@@ -102,6 +103,18 @@ func (p *Publisher) Close() error {
 	p.mu.Unlock()
 	p.inFlight.Wait()
 	p.js.CleanupPublisher() // what the client has on the connection for us
+	return nil
+}
+
+// Probe implements brokers.Prober: JetStream is asked about the account, which needs
+// the permission to request $JS.API.INFO.
+func (p *Publisher) Probe(ctx context.Context) error {
+	if p.isClosed() {
+		return fmt.Errorf("%w: %w", brokers.ErrUnavailable, brokers.ErrClosed)
+	}
+	if _, err := p.js.AccountInfo(ctx); err != nil {
+		return fmt.Errorf("%w: %w", brokers.ErrUnavailable, err)
+	}
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"pgregory.net/rapid"
@@ -374,5 +375,23 @@ func TestTooLarge(t *testing.T) {
 		if err := p.Publish(t.Context(), []*envelope.Message{m}).Err(); !errors.Is(err, brokers.ErrTooLarge) {
 			t.Errorf("%d bytes to %s: %v, want ErrTooLarge", n, topic, err)
 		}
+	}
+}
+
+// JetStream that is away is told, also where the connection is not lost.
+func TestProbe(t *testing.T) {
+	s := run(t, &server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir()})
+	f := open(t, fmt.Sprint("nats://", s.Addr()))
+	p := f.Publisher(t).(*Publisher)
+	if err := p.Probe(t.Context()); err != nil {
+		t.Errorf("probe: %v", err)
+	}
+	if err := s.DisableJetStream(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := p.Probe(ctx); !errors.Is(err, brokers.ErrUnavailable) {
+		t.Errorf("probe without JetStream: %v, want ErrUnavailable", err)
 	}
 }

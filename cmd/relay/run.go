@@ -91,6 +91,10 @@ func (o observer) Observe(ctx context.Context, e outbox.Event) {
 		o.log.WarnContext(ctx, "lease lost", "epoch", e.Epoch, "error", e.Err)
 	case outbox.StepFailed:
 		o.log.ErrorContext(ctx, "step failed", "error", e.Err)
+	case outbox.StepDown:
+		o.log.WarnContext(ctx, "destination down: its rows wait, others go on", "destination", e.Destination, "error", e.Err)
+	case outbox.StepUp:
+		o.log.InfoContext(ctx, "destination serves again", "destination", e.Destination, "after", e.Took.Round(time.Millisecond))
 	case outbox.StepSettle:
 		o.settled(ctx, e)
 	case outbox.StepRead, outbox.StepPublish:

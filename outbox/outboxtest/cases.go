@@ -452,6 +452,56 @@ func missingTopic(t testing.TB, f Fixture) {
 	until(t, r, "m1", func() bool { return len(b.IDs()) == 2 })
 }
 
+// asked is a Broker that can be asked, and serves.
+type asked struct{ *Broker }
+
+func (asked) Probe(context.Context) error { return nil }
+
+// More rows than several batches take go to a topic that does not serve, and were
+// written first. The broker says that it serves.
+func downTopic(t testing.TB, f Fixture) {
+	const down, up = 60, 20
+	b := &Broker{}
+	b.Answer = func(m *envelope.Message) error {
+		if m.Topic == "down" {
+			return fmt.Errorf("%w: no leader", brokers.ErrUnavailable)
+		}
+		return nil
+	}
+	o := quick()
+	o.Batch, o.MaxAttempts = 10, 2
+	r := outbox.NewRelay(f.Store(t), asked{b}, o)
+	for i := range down {
+		m := Event(fmt.Sprint("d", i), fmt.Sprint("k", i%7))
+		m.Topic = "down"
+		commit(t, f, m)
+	}
+	for i := range up {
+		commit(t, f, Event(fmt.Sprint("u", i), fmt.Sprint("k", i%7)))
+	}
+	until(t, r, "the topic that serves", func() bool { return len(b.IDs()) == up })
+	b.SetAnswer(nil)
+	until(t, r, "the topic that was down", func() bool { return len(b.IDs()) == up+down })
+	for k := range 7 {
+		var want []string
+		for i := k; i < down; i += 7 {
+			want = append(want, fmt.Sprint("d", i))
+		}
+		var got []string
+		for _, id := range b.IDs() {
+			if slices.Contains(want, id) {
+				got = append(got, id)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("key k%d went in the order %q", k, got)
+		}
+	}
+	if ps := parkedRows(t, f); len(ps) != 0 {
+		t.Errorf("%d rows were parked", len(ps))
+	}
+}
+
 // One of two partitions has no leader: its rows are tried again and again, and
 // are more than a batch takes.
 func heldLeaveRoom(t testing.TB, f Fixture) {

@@ -75,6 +75,7 @@ func Cases() []Case {
 		{"a refused row is parked when its attempts are spent", attemptsSpent},
 		{"B42 an outage spends no attempts", outageSpendsNothing},
 		{"a missing topic holds its own rows", missingTopic},
+		{"a topic that is down leaves the others theirs", downTopic},
 		{"held rows that stay due leave room for the others", heldLeaveRoom},
 		{"a lost answer is published again", lostAnswer},
 		{"a batch is bounded in bytes", bytesBounded},
