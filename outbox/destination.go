@@ -16,7 +16,7 @@ const (
 	firstProbe = 250 * time.Millisecond
 	lastProbe  = 5 * time.Second
 	// probeTimeout bounds a probe, which the rest of its batch waits for.
-	probeTimeout = 500 * time.Millisecond
+	probeTimeout = 750 * time.Millisecond
 	// longestAside is the longest that a row is held aside because its destination is
 	// down, so that it goes soon after the destination is back.
 	longestAside = 30 * time.Second

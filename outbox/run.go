@@ -92,7 +92,7 @@ func (r *Relay) after(err error) time.Duration {
 		return jitter(r.o.Poll)
 	}
 	d := r.o.Poll << min(r.failures, 16)
-	return jitter(min(d, max(r.o.Lease, r.o.MaxPoll)))
+	return jitter(min(d, max(r.o.Lease/2, r.o.MaxPoll))) // it is also how late we are when it is back
 }
 
 // jitter takes a random part of up to a third off.

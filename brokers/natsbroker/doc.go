@@ -42,6 +42,10 @@
 //   - Pulls last 5 s with a server heartbeat every second, so that a change of
 //     the leader that the client did not see costs 2 s.
 //
+// When the server dies that leads a stream of several replicas, the others take 4
+// to 9 s to elect another one, which no client can shorten. What waits for it goes
+// on within a second of that, and nothing is lost.
+//
 // # Durability
 //
 // JetStream acknowledges a publish before it has synced the file: by default it
@@ -62,6 +66,8 @@
 //   - Failures are handed back with a delay, never with a bare nak, which comes
 //     back at once and ignores any back-off. A consumer with a BackOff is
 //     refused, since that overrides AckWait.
+//   - A consumer that others made is used as it is, or not at all: it is changed
+//     by Config.Update alone. A mark in the metadata tells which ones are ours.
 //   - The message id by which the server recognises a repeated publish covers the
 //     event's identity and the subject: one event on two subjects of a stream is
 //     two messages. If the server calls a publish a duplicate, the stored message

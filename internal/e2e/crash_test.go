@@ -27,8 +27,9 @@ import (
 // there.
 const backWithin = 3 * time.Second
 
-// crashes are how often a broker is killed: three times, and ten in `make brokers`.
-func crashes(t testing.TB) int { return full(t, 3, 10) }
+// crashes are how often a broker is killed: three times, and in `make brokers` ten
+// times, or thirty where that takes no longer.
+func crashes(t testing.TB, many int) int { return full(t, 3, many) }
 
 // TestKafkaCrash kills the broker under load. Nothing may be lost or doubled,
 // and consumption must be back soon after the broker is, not one session
@@ -51,7 +52,7 @@ func crashKafka(t *testing.T, nodes ...*proc.Server) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	crash(t, nodes, topic, pub, src)
+	crash(t, crashes(t, 10), nodes, topic, pub, src)
 }
 
 // TestNATSCrash is the same on NATS.
@@ -83,10 +84,10 @@ func crashNATS(t *testing.T, nodes ...*proc.Server) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	crash(t, nodes, "s.orders", pub, src)
+	crash(t, crashes(t, 30), nodes, "s.orders", pub, src)
 }
 
-func crash(t *testing.T, nodes []*proc.Server, topic string, pub brokers.Publisher, src brokers.Source) {
+func crash(t *testing.T, kills int, nodes []*proc.Server, topic string, pub brokers.Publisher, src brokers.Source) {
 	s := openShop(t, topic)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -100,7 +101,7 @@ func crash(t *testing.T, nodes []*proc.Server, topic string, pub brokers.Publish
 	}()
 	orders := 0
 	var backs, gaps []time.Duration
-	for round := range crashes(t) {
+	for round := range kills {
 		before := s.effects()
 		produced := make(chan error, 1)
 		go func() { produced <- s.produce(ctx, crashBatch) }()
@@ -135,7 +136,7 @@ func crash(t *testing.T, nodes []*proc.Server, topic string, pub brokers.Publish
 	}
 	s.check(orders)
 	p50, p99 := quantiles(backs)
-	t.Logf("CRASH %s: kills=%d orders=%d, consumption back after the broker p50=%v p99=%v", t.Name(), crashes(t), orders, p50, p99)
+	t.Logf("CRASH %s: kills=%d orders=%d, consumption back after the broker p50=%v p99=%v", t.Name(), kills, orders, p50, p99)
 	if p99 > backWithin {
 		t.Errorf("consumption was back %v after the broker, want within %v", p99, backWithin)
 	}
